@@ -1,0 +1,130 @@
+"""Widgets and sockets of the sampler. Saved graphs hold widget values by place: only ever append."""
+
+from comfy_api.latest import io
+
+from ..scd_core.acceptance import DEFAULT_METHOD, METHODS
+from ..scd_core.drafting import STARTS
+from .sockets import MODEL, PROMPT, TOKENS
+
+SEEDS = 0xFFFFFFFFFFFFFFFF
+
+
+def _method():
+    """How to draw."""
+    return [
+        io.Combo.Input(
+            "method",
+            options=list(METHODS),
+            default=DEFAULT_METHOD,
+            tooltip="seed-exact: the very tokens that autoregressive gives for this seed, in far fewer passes. sjd and "
+            "scd: other tokens of the same law. jacobi: always the likeliest token. autoregressive: one token a pass.",
+        ),
+        io.Int.Input(
+            "seed", default=0, min=0, max=SEEDS, control_after_generate=True,
+            tooltip="Chooses the picture. Picture 3 of a batch has its own noise: batch size changes nothing.",
+        ),
+        io.Int.Input(
+            "window", default=0, min=0, max=4096,
+            tooltip="Tokens looked at in one pass. 0: chosen for you; the report names it. Changes the speed; with sjd "
+            "and scd also which picture a seed gives.",
+        ),
+    ]
+
+
+def _law():
+    """What may be drawn."""
+    return [
+        io.Float.Input(
+            "temperature", default=-1.0, min=-1.0, max=10.0, step=0.05, round=0.001,
+            tooltip="Lower is calmer, 0 takes the likeliest token always. -1: the model's own.",
+        ),
+        io.Int.Input(
+            "top_k", default=-1, min=-1, max=1_000_000,
+            tooltip="Only the k likeliest tokens may be drawn; 0 is off. -1: the model's own.",
+        ),
+        io.Float.Input(
+            "top_p", default=-1.0, min=-1.0, max=1.0, step=0.01, round=0.0001,
+            tooltip="Only the likeliest tokens that make up this share may be drawn; 1 is off. -1: the model's own.",
+        ),
+        io.Float.Input(
+            "cfg", default=-1.0, min=-1.0, max=100.0, step=0.1, round=0.001,
+            tooltip="How strongly the prompt pulls. 1 is off: no negative, twice as fast. -1: the model's own.",
+        ),
+    ]
+
+
+def _size():
+    """How much to draw."""
+    return [
+        io.Int.Input(
+            "width", default=0, min=0, max=8192, step=8, tooltip="Pixels. 0: the model's own size.",
+        ),
+        io.Int.Input(
+            "height", default=0, min=0, max=8192, step=8, tooltip="Pixels. 0: the model's own size.",
+        ),
+        io.Int.Input(
+            "frames", default=1, min=1, max=1024,
+            tooltip="1 draws a picture, more a clip. The bundled model draws clips of 2 to 8 frames.",
+        ),
+        io.Int.Input(
+            "batch_size", default=1, min=1, max=64, tooltip="Pictures or clips drawn at the same time.",
+        ),
+    ]
+
+
+def _run():
+    """How to guess, and what to show."""
+    return [
+        io.Combo.Input(
+            "draft_start",
+            options=["auto", *STARTS],
+            default="auto",
+            tooltip="First guess for a token that enters the window: any, or copied from a neighbour. Changes the "
+            "speed; with sjd and scd also which picture a seed gives.",
+        ),
+        io.Combo.Input(
+            "preview",
+            options=["auto", "off"],
+            default="auto",
+            tooltip="auto: shows the picture growing, decided parts sharp, guessed parts pale. Changes no token.",
+        ),
+        io.Boolean.Input(
+            "memory",
+            display_name="trajectory memory",
+            default=True,
+            label_on="on",
+            label_off="off",
+            tooltip="seed-exact and jacobi: remember what a token answered under which neighbours, for better guesses. "
+            "Changes the number of passes, no token.",
+        ),
+    ]
+
+
+def sampler_inputs():
+    """All inputs, in the order that saved graphs rely on."""
+    return [
+        MODEL.Input("model", tooltip="AR_MODEL of Load AR Model."),
+        PROMPT.Input("positive", tooltip="What to draw, from Text Encode."),
+        *_method(),
+        *_law(),
+        *_size(),
+        *_run(),
+        PROMPT.Input("negative", optional=True, tooltip="What to avoid, from a second Text Encode. Needs cfg above 1."),
+        TOKENS.Input(
+            "kept", optional=True,
+            tooltip="Tokens that stay as they are and cost no pass, such as the first frames of a clip. Same size as "
+            "this run.",
+        ),
+    ]
+
+
+def sampler_outputs():
+    """All outputs, in the order that saved graphs rely on."""
+    return [
+        TOKENS.Output(display_name="AR_TOKENS", tooltip="The drawn tokens, for VQ Decode."),
+        io.String.Output(display_name="report", tooltip="Passes, tokens a pass, seconds, and whether it was lossless."),
+        io.Image.Output(
+            display_name="acceptance map",
+            tooltip="How many passes looked at each token: blue few, red many, grey given.",
+        ),
+    ]

@@ -1,0 +1,116 @@
+"""The pack's own socket types and what travels through them. All of it is immutable: runs leave no traces here."""
+
+from dataclasses import dataclass, field
+
+import torch
+from comfy_api.latest import io
+
+from ..scd_core.errors import UserError
+from ..scd_core.prompt import Prompt
+
+MODEL = io.Custom("SCD_MODEL")
+TEXT = io.Custom("SCD_TEXT")
+VQ = io.Custom("SCD_VQ")
+PROMPT = io.Custom("SCD_PROMPT")
+TOKENS = io.Custom("SCD_TOKENS")
+
+
+@dataclass(frozen=True, eq=False)
+class CodecHandle:
+    """AR_VQ: a codec in the host's care. `files` can build another copy of it."""
+
+    name: str
+    family: object = field(repr=False)
+    patcher: object = field(repr=False)
+    files: object = field(repr=False)
+
+    @property
+    def net(self):
+        """The `ConvCodec`; it is where the host last put it."""
+        return self.patcher.model
+
+    def get_ram_usage(self):
+        """Bytes, asked for by the host's cache."""
+        return self.patcher.get_ram_usage()
+
+
+@dataclass(frozen=True, eq=False)
+class ModelHandle:
+    """AR_MODEL: a decoder in the host's care, and the codec that its live preview needs."""
+
+    name: str
+    family: object = field(repr=False)
+    patcher: object = field(repr=False)
+    codec: CodecHandle = field(repr=False)
+
+    @property
+    def net(self):
+        """The `Decoder`; it is where the host last put it."""
+        return self.patcher.model
+
+    def get_ram_usage(self):
+        """Bytes, asked for by the host's cache; the codec counts where its own handle is."""
+        return self.patcher.get_ram_usage()
+
+
+@dataclass(frozen=True, eq=False)
+class TextHandle:
+    """AR_TEXT: how a family reads prompts. Holds no weights."""
+
+    name: str
+    family: object = field(repr=False)
+
+    def get_ram_usage(self):
+        """Bytes, asked for by the host's cache."""
+        return 0
+
+
+@dataclass(frozen=True)
+class PromptHandle:
+    """AR_PROMPT: a `Prompt` and the family that encoded it."""
+
+    prompt: Prompt
+    family: str
+
+    def get_ram_usage(self):
+        """Bytes, asked for by the host's cache."""
+        features = self.prompt.features
+        return 0 if features is None else features.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """AR_TOKENS: codes int64 [B, frames, rows, cols] on the CPU.
+
+    Attributes:
+        width, height: pixels of one frame. vocab: size of the codebook. model, family: who drew them.
+        kept: bool, shape of codes or [1, ...]: cells that a sampler must keep; None: all of them.
+    """
+
+    codes: torch.Tensor = field(repr=False)
+    width: int
+    height: int
+    vocab: int
+    model: str
+    family: str
+    kept: torch.Tensor | None = field(default=None, repr=False)
+
+    def given(self, plan):
+        """What a run over `plan` gets as given cells: codes int64 [B, frames, rows, cols], -1 where it draws.
+
+        Fewer frames than the plan has are its first ones. Raises UserError when there are more.
+        """
+        codes = self.codes if self.kept is None else torch.where(self.kept, self.codes, -1)
+        missing = plan.frames - codes.shape[1]
+        if missing < 0:
+            raise UserError(
+                f"kept tokens hold {codes.shape[1]} frames, this run draws {plan.frames}: raise frames to at least "
+                f"{codes.shape[1]}"
+            )
+        if missing:
+            codes = torch.cat([codes, codes.new_full((len(codes), missing, *codes.shape[2:]), -1)], 1)
+        return codes
+
+    def get_ram_usage(self):
+        """Bytes, asked for by the host's cache."""
+        return self.codes.nbytes

@@ -1,0 +1,59 @@
+"""Weights shared by all loader nodes that ask for the same file, and let go with the last of them."""
+
+import os
+import weakref
+
+import torch
+
+from ..scd_core.models.load import open_model
+from . import host
+from .sockets import CodecHandle, ModelHandle
+
+_decoders = weakref.WeakValueDictionary()  # (stamp, dtype, devices) -> ModelHandle
+_codecs = weakref.WeakValueDictionary()  # (stamp, devices) -> CodecHandle
+
+
+def stamp(path):
+    """Tells whether a model changed on disk: real path, and time and size of each of its files."""
+    real = os.path.realpath(path)
+    files = [real] if os.path.isfile(real) else sorted(entry.path for entry in os.scandir(real) if entry.is_file())
+    stats = [(os.path.basename(file), os.stat(file)) for file in files]
+    return (real, *((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
+
+
+def load(path, choice):
+    """(ModelHandle, CodecHandle) of the model at `path` with weights in the dtype named `choice`.
+
+    Raises:
+        UserError: unreadable, of no supported family, or with weights missing.
+    """
+    key = stamp(path)
+    codec_key = (key, host.codec_devices())
+    codec, files = _codecs.get(codec_key), None
+    if codec is None:
+        files = open_model(path)
+        codec = _codecs[codec_key] = _load_codec(files)
+    files = files or codec.files
+    dtype = host.weight_dtype(choice, files.parameters("decoder"))
+    decoder_key = (key, dtype, host.decoder_devices())
+    decoder = _decoders.get(decoder_key)
+    if decoder is None:
+        decoder = _decoders[decoder_key] = _load_decoder(files, dtype, codec)
+    return decoder, codec
+
+
+def _load_codec(files):
+    """Codecs stay in fp32: they are small, and half precision shows in the picture."""
+    devices = host.codec_devices()
+    ops = host.operations(torch.float32, torch.float32, devices[0])
+    net = files.build("codec", operations=ops, device=devices[1], dtype=torch.float32)
+    return CodecHandle(files.name, files.family, host.patcher(net, devices), files)
+
+
+def _load_decoder(files, dtype, codec):
+    devices, compute = host.decoder_devices(), host.compute_dtype(dtype)
+    ops = host.operations(dtype, compute, devices[0])
+    net = files.build("decoder", operations=ops, device=devices[1], dtype=dtype)
+    if compute != dtype:
+        net.compute_dtype = compute
+    return ModelHandle(files.name, files.family, host.patcher(net, devices), codec)

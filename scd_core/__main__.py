@@ -1,0 +1,235 @@
+"""The same road from a shell.
+
+    python -m scd_core generate "fox on snow" --seed 1 --out out
+    python -m scd_core compare "fox on snow" --frames 8
+    python -m scd_core info bundled --json
+"""
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from .acceptance import DEFAULT_METHOD, METHODS
+from .drafting import STARTS
+from .errors import UserError
+from .generate import OWN, Request, check_request, generate
+from .models.load import BUNDLED, DTYPES, load_model, open_model
+from .video import write_frames
+
+
+def model_path(name):
+    return BUNDLED if name == "bundled" else Path(name)
+
+
+def request_of(args, method):
+    """Command line -> `Request`."""
+    return Request(
+        method=method,
+        seed=args.seed,
+        window=args.window,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        cfg=args.cfg,
+        width=args.width,
+        height=args.height,
+        frames=args.frames,
+        batch=args.batch,
+        start=args.start,
+        memory=not args.no_memory,
+    )
+
+
+def draw(model, args, request):
+    """Run one request with a progress bar where there is a terminal."""
+    encode = model.family.text.encode
+    negative = encode(args.negative) if args.negative else None
+    prompt, bar = encode(args.prompt), None
+
+    def show(progress):
+        nonlocal bar
+        if bar is None:
+            from tqdm import tqdm
+
+            bar = tqdm(total=progress.total, unit="token", desc=request.method, leave=False)
+        bar.update(progress.done - bar.n)
+
+    callback = show if sys.stderr.isatty() else None
+    try:
+        return generate(model.decoder, model.family, prompt, negative, request, device=model.device, callback=callback)
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def free_path(folder, stem, suffix):
+    """First name of the form stem_001.suffix that does not exist yet."""
+    number = 1
+    while (path := folder / f"{stem}_{number:03}{suffix}").exists():
+        number += 1
+    return path
+
+
+def save(model, drawn, args):
+    """Write each sample as PNG or MP4 into --out; returns the paths as strings."""
+    folder = Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^\w-]+", "-", args.prompt).strip("-")[:60] or "empty"
+    paths = []
+    for codes in drawn.codes:
+        frames = model.codec.decode(codes.to(model.device)).cpu()
+        if len(frames) > 1:
+            path = free_path(folder, stem, ".mp4")
+            write_frames(frames, path, rate=model.family.frame_rate, fmt="mp4 (h264)")
+        else:
+            path = free_path(folder, stem, ".png")
+            picture = (frames[0] * 255).round().to(torch.uint8).numpy()
+            with open(path, "xb") as file:
+                Image.fromarray(picture).save(file, "PNG")
+        paths.append(str(path))
+    return paths
+
+
+def figures(report, outputs=()):
+    """The keys that scripts rely on, then everything else the report knows."""
+    return {**report.to_dict(), "outputs": list(outputs)}
+
+
+def put(data, target):
+    text = json.dumps(data, indent=1)
+    if target == "-":
+        print(text)
+    else:
+        Path(target).write_text(text, encoding="utf-8")
+
+
+def run_generate(args):
+    request = request_of(args, args.method)
+    check_request(request)
+    model = load_model(model_path(args.model), args.dtype, args.device)
+    with torch.inference_mode():
+        drawn = draw(model, args, request)
+        outputs = save(model, drawn, args)
+    if args.json:
+        put(figures(drawn.report, outputs), args.json)
+    if args.json != "-":
+        print(drawn.report.text())
+        print("\n".join(outputs))
+
+
+def run_compare(args):
+    """One prompt and seed, several methods; the first is the yardstick."""
+    methods = [m.strip() for m in args.methods.split(",") if m.strip()]
+    for method in methods:
+        check_request(request_of(args, method))
+    model = load_model(model_path(args.model), args.dtype, args.device)
+    rows = []
+    for method in methods:
+        request = request_of(args, method)
+        draw(model, args, replace(request, batch=1))  # warm up: the first run pays for allocations
+        rows.append(figures(draw(model, args, request).report))
+    if args.json:
+        put(rows, args.json)
+    if args.json != "-":
+        print(table(rows))
+
+
+def table(rows):
+    """Rows of a comparison as aligned text; ratios and token identity are against the first row."""
+    head = ("method", "window", "passes", "tokens/pass", "seconds", "fewer passes", "lossless", "same tokens")
+    first, lines = rows[0], [head]
+    for row in rows:
+        ratio = sum(first["passes_per_sample"]) / max(sum(row["passes_per_sample"]), 1)
+        lines.append(
+            (
+                row["method"],
+                str(row["settings"]["window"]),
+                str(row["passes"]),
+                f"{row['tokens_per_pass']:.2f}",
+                f"{row['seconds']:.2f}",
+                f"{ratio:.1f}x",
+                "yes" if row["lossless"] else "no",
+                "yes" if row["sha256_tokens"] == first["sha256_tokens"] else "no",
+            )
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
+
+
+def run_info(args):
+    files = open_model(model_path(args.path))
+    family = files.family
+    parts = {}
+    for part in ("decoder", "codec"):
+        keys = family.keys(files.source, part)
+        dtypes = sorted({str(files.source.dtype(k)).removeprefix("torch.") for k in keys.values()})
+        parts[part] = {"tensors": len(keys), "parameters": files.parameters(part), "dtypes": dtypes}
+    data = {
+        "name": files.name,
+        "family": family.title,
+        "files": [str(f) for f in files.source.files],
+        "parts": parts,
+        "sizes": [str(size) for size in family.sizes],
+        "defaults": vars(family.defaults),
+    }
+    if args.json:
+        put(data, args.json)
+    if args.json != "-":
+        for key, value in data.items():
+            print(f"{key}: {value if not isinstance(value, list) else '; '.join(value)}")
+
+
+def options():
+    parser = argparse.ArgumentParser(prog="python -m scd_core", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("prompt")
+    common.add_argument("--negative", default="", help="what the picture should not be")
+    common.add_argument("--seed", type=int, default=0)
+    common.add_argument("--window", type=int, default=0, help="positions looked at in a pass; 0: automatic")
+    common.add_argument("--temperature", type=float, default=OWN, help="-1: the model's own (also the next three)")
+    common.add_argument("--top-k", type=int, default=OWN)
+    common.add_argument("--top-p", type=float, default=OWN)
+    common.add_argument("--cfg", type=float, default=OWN)
+    common.add_argument("--width", type=int, default=0, help="pixels; 0: the model's own")
+    common.add_argument("--height", type=int, default=0)
+    common.add_argument("--frames", type=int, default=1, help="1: a picture; more: a clip")
+    common.add_argument("--batch", type=int, default=1)
+    common.add_argument("--start", default="auto", choices=["auto", *STARTS], help="first draft of a position")
+    common.add_argument("--no-memory", action="store_true", help="seed-exact without trajectory memory")
+    common.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+    common.add_argument("--device", default="cpu")
+    common.add_argument("--model", default="bundled", help="'bundled', a model file or a model folder")
+    common.add_argument("--json", nargs="?", const="-", help="print figures as JSON, or write them to a file")
+    one = commands.add_parser("generate", parents=[common], help="draw a picture or clip")
+    one.add_argument("--method", default=DEFAULT_METHOD, choices=list(METHODS))
+    one.add_argument("--out", default="out", help="folder for pictures and clips")
+    one.set_defaults(run=run_generate)
+    many = commands.add_parser("compare", parents=[common], help="one prompt, several methods")
+    many.add_argument("--methods", default="autoregressive,sjd,scd-maximal,scd-gumbel,seed-exact")
+    many.set_defaults(run=run_compare)
+    info = commands.add_parser("info", help="what a model file or folder holds")
+    info.add_argument("path", metavar="MODEL")
+    info.add_argument("--json", nargs="?", const="-")
+    info.set_defaults(run=run_info)
+    return parser
+
+
+def main(argv=None):
+    args = options().parse_args(argv)
+    try:
+        args.run(args)
+    except (UserError, OSError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What may be committed at the frontier, and the methods as rows of one table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import noise as streams
+from .coupling import gumbel_argmax, inverse_cdf, maximal
+
+
+class Verdict:
+    """What one pass knows about its window; the rules below read from it.
+
+    Attributes:
+        log_p: fp32 [B, W, V] newest law. p: its exponential, made on first use.
+        draft: int64 [B, W] columns of the law.
+        q: fp32 [B, W, V] law of the draft (None for rules that need none).
+        gumbel: fp32 [B, W, V] noise of the positions (None for rules that need none).
+        positions: int64 [B, W]; passes: int64 [B]; noise: `Noise`.
+    """
+
+    def __init__(self, log_p, draft, q, gumbel, positions, passes, noise):
+        self.log_p, self.draft, self.q, self.gumbel = log_p, draft, q, gumbel
+        self.positions, self.passes, self.noise = positions, passes, noise
+        self._p = None
+
+    @property
+    def p(self):
+        if self._p is None:
+            self._p = self.log_p.exp()
+        return self._p
+
+    def uniform(self, stream):
+        """Fresh uniforms [B, W] of this pass."""
+        return self.noise.uniform(stream, self.positions, self.passes)
+
+
+def exact(view):
+    """Modified rejection sampling: the committed token has law p (speculative Jacobi, arXiv 2410.01699)."""
+    return maximal(view.p, view.q, view.draft, view.uniform(streams.ACCEPT), view.uniform(streams.RESIDUAL))
+
+
+def match(view):
+    """Seed-exact: the token is a fixed function of the prefix; the draft stands when it equals it."""
+    token = gumbel_argmax(view.log_p, view.gumbel)
+    return token, token == view.draft
+
+
+def redraw(view, token):
+    """Drafts behind the frontier are drawn anew (SJD)."""
+    return inverse_cdf(view.p, view.uniform(streams.REDRAW))
+
+
+def keep(view, token):
+    """Drafts behind the frontier are what the acceptance kernel made of them (SCD, maximal coupling)."""
+    return token
+
+
+def reshare(view, token):
+    """Drafts behind the frontier are drawn again with their position's own Gumbel noise (SCD, Gumbel sharing)."""
+    return gumbel_argmax(view.log_p, view.gumbel)
+
+
+def newest(view, token, kept):
+    """The law of every draft after a pass is the newest p, accepted or not (decoding spec 4.3, the rule that
+    released code breaks)."""
+    return view.p
+
+
+@dataclass(frozen=True)
+class Method:
+    """A decoding method: values for the one loop.
+
+    Attributes:
+        accept: view -> (token [B, W], kept [B, W]).
+        couple: (view, token) -> drafts [B, W] for the positions behind the frontier.
+        needs_q: the drafts' law is kept from pass to pass.
+        needs_gumbel: positions own a Gumbel vector.
+        sequential: window 1.
+        greedy: temperature 0 whatever the settings say.
+        memory: drafts may be any token, so trajectory memory applies (seed-exact).
+        remember: (view, token, kept) -> law recorded for the drafts.
+    """
+
+    accept: Callable
+    couple: Callable
+    lossless: bool = True
+    needs_q: bool = False
+    needs_gumbel: bool = False
+    sequential: bool = False
+    greedy: bool = False
+    memory: bool = False
+    remember: Callable = newest
+
+
+METHODS = {
+    "autoregressive": Method(match, keep, needs_gumbel=True, sequential=True),
+    "jacobi": Method(match, keep, needs_gumbel=True, greedy=True, memory=True),
+    "sjd": Method(exact, redraw, needs_q=True),
+    "scd-maximal": Method(exact, keep, needs_q=True),
+    "scd-gumbel": Method(exact, reshare, needs_q=True, needs_gumbel=True),
+    "seed-exact": Method(match, keep, needs_gumbel=True, memory=True),
+}
+DEFAULT_METHOD = "seed-exact"

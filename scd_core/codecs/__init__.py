@@ -1,0 +1,1 @@
+"""Codecs: between pictures and the tokens that the language models draw."""

@@ -1,0 +1,125 @@
+"""The road from a request to tokens: fill in the family's defaults, build plan and streams, decode."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .acceptance import DEFAULT_METHOD, METHODS
+from .errors import UserError
+from .law import LawSettings
+from .loop import Settings, decode
+from .window import choose_window
+
+OWN = -1  # "the model's own value" in a request
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for. -1 (sizes and window: 0) stands for the model's own value.
+
+    Attributes:
+        seed: 0 .. 2**64-1. window: free positions looked at in a pass. width, height: pixels. frames: 1 is a still.
+        batch: pictures or clips. first_sample: number of the first one, to draw one of a batch again.
+    """
+
+    method: str = DEFAULT_METHOD
+    seed: int = 0
+    window: int = 0
+    temperature: float = OWN
+    top_k: int = OWN
+    top_p: float = OWN
+    cfg: float = OWN
+    width: int = 0
+    height: int = 0
+    frames: int = 1
+    batch: int = 1
+    first_sample: int = 0
+    start: str = "auto"
+    memory: bool = True
+
+
+@dataclass
+class Drawn:
+    """Result of a run: codes int64 [B, frames, rows, cols] on the CPU, the plan, the report."""
+
+    codes: torch.Tensor
+    plan: object
+    report: object
+
+
+def law_settings(request, family):
+    """The request's sampling settings with -1 replaced by the family's own, as `LawSettings`.
+
+    Raises:
+        UserError: a value that no law can have.
+    """
+    own = family.defaults
+    values = {
+        name: getattr(own if getattr(request, name) == OWN else request, name)
+        for name in ("temperature", "top_k", "top_p", "cfg")
+    }
+    if not 0 <= values["temperature"] <= 1e4:
+        raise UserError(f"temperature {values['temperature']} makes no law: use 0 (greedy) to about 2, or -1")
+    if values["top_k"] < 0:
+        raise UserError(f"top_k {values['top_k']} makes no law: use 0 (off), a number of tokens, or -1")
+    if not 0 <= values["top_p"] <= 1:
+        raise UserError(f"top_p {values['top_p']} is no share: use a number from 0 to 1, or -1")
+    return LawSettings(**values)
+
+
+def check_request(request):
+    """Refuse what cannot be meant, before anything is loaded or computed.
+
+    Raises:
+        UserError.
+    """
+    if request.method not in METHODS:
+        raise UserError(f"unknown method {request.method!r}: choose one of {', '.join(METHODS)}")
+    if not 0 <= request.seed < 1 << 64:
+        raise UserError(f"seed {request.seed} is outside of 0 .. {(1 << 64) - 1}")
+    if request.batch < 1:
+        raise UserError(f"batch size {request.batch}: at least 1 picture must be drawn")
+    if request.window < 0:
+        raise UserError(f"window {request.window}: use 0 (automatic) or at least 1")
+
+
+def generate(decoder, family, prompt, negative=None, request=None, kept=None, device="cpu", callback=None):
+    """Draw pictures or a clip.
+
+    Args:
+        decoder, family: a loaded model. prompt, negative: `Prompt`s (negative None: the family's own).
+        request: `Request`. kept: codes [1 or B, frames, rows, cols], -1 where a cell is to be drawn.
+        callback: see `loop.decode`.
+
+    Returns:
+        `Drawn`.
+
+    Raises:
+        UserError: sizes, settings or kept tokens that this model cannot use.
+    """
+    request = request or Request()
+    check_request(request)
+    law = law_settings(request, family)
+    size = family.size(request.width, request.height, request.frames)
+    plan = family.plan(size)
+    streams = family.streams(prompt, negative, plan)
+    notes = list(prompt.notes) + (list(negative.notes) if negative is not None else [])
+    window = request.window or choose_window(
+        decoder, family, plan, streams, request.method, request.batch, law, device
+    )
+    settings = Settings(
+        method=request.method,
+        window=window,
+        seed=request.seed,
+        batch=request.batch,
+        first_sample=request.first_sample,
+        start=request.start,
+        memory=request.memory,
+        law=law,
+    )
+    try:
+        tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback)
+    except ValueError as error:
+        raise error if isinstance(error, UserError) else UserError(str(error)) from error
+    report.notes = notes
+    return Drawn(plan.codes(tokens), plan, report)

@@ -1,0 +1,1 @@
+"""Language models: one decoder-only transformer, its cache and positions, and one short file a family."""

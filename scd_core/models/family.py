@@ -1,0 +1,75 @@
+"""What a model family is: a description of configuration, keys, prompts, grids, guidance and defaults."""
+
+from dataclasses import dataclass
+
+from ..errors import UserError
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A family's own sampling settings; a user's -1 stands for these."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    cfg: float = 1.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """A picture or clip size that a model can draw."""
+
+    width: int
+    height: int
+    frames: int = 1
+
+    def __str__(self):
+        return f"{self.width}x{self.height}" + (f", {self.frames} frames" if self.frames > 1 else "")
+
+
+class Family:
+    """Base of all families. Subclasses fill in the blanks; none touches the transformer's code."""
+
+    name = ""  # in messages
+    title = ""  # in lists of what is supported
+    text = None  # encoder: .encode(text) -> Prompt
+    frame_rate = 8  # frames a second of its clips
+    guidance = "logits"  # what the guidance formula mixes: "logits" or "logprobs" (SimpleAR)
+    defaults = Defaults()
+    sizes = ()  # `Size`s in order of preference; the first still and the first clip are the defaults
+
+    @staticmethod
+    def detect(source):
+        """Is this checkpoint `Source` one of ours? By its configuration first, then by keys and shapes."""
+        raise AssertionError("each family knows its files")
+
+    @staticmethod
+    def keys(source, part):
+        """{name inside the network: key in the file} for part "decoder" or "codec"."""
+        raise AssertionError("each family knows its keys")
+
+    def size(self, width=0, height=0, frames=1):
+        """The size asked for, with 0 filled in from the family's own.
+
+        Raises:
+            UserError: the model cannot draw it; the sentence lists what it can.
+        """
+        for size in self.sizes:
+            fits = (width in (0, size.width)) and (height in (0, size.height)) and frames == size.frames
+            if fits:
+                return size
+        known = "; ".join(str(size) for size in self.sizes)
+        asked = f"{width or 'any'}x{height or 'any'}" + (f" with {frames} frames" if frames != 1 else "")
+        raise UserError(f"{self.name} cannot draw {asked}: choose one of {known} (0 takes the model's own size)")
+
+    def plan(self, size):
+        """`Size` -> `TokenPlan`."""
+        raise AssertionError("each family defines its plan")
+
+    def streams(self, prompt, negative, plan):
+        """(conditional `Stream`, unconditional `Stream`) of a run; `negative` may be None."""
+        raise AssertionError("each family defines its streams")
+
+    def positions(self, decoder, plan, prompt_length, device):
+        """`Positions` tables covering prompt_length + plan.length slots."""
+        raise AssertionError("each family defines its positions")

@@ -1,0 +1,95 @@
+"""One run's use of a decoder: prompt prefill, window passes, and the cache that both write."""
+
+import torch
+
+from .kv_cache import KVCache
+
+
+class Session:
+    """Evaluates a decoder for a batch of samples under one or two guidance streams.
+
+    Cache rows are sample-major: row b*S + s holds stream s of sample b, so that the active samples are always a
+    prefix. The token of sequence position j sits in slot `prompt length of the row + j`.
+
+    Args:
+        decoder: `Decoder`. family: its `Family`. plan: `TokenPlan`.
+        streams: list of S `Stream`s (1: no guidance), the same for every sample.
+        fixed: int64 [B, N] given token ids, -1 elsewhere; the given prefix is prefilled.
+        prefix: positions 0 .. prefix-1 are given for every sample.
+    """
+
+    def __init__(self, decoder, family, plan, streams, fixed, prefix, device):
+        self.decoder, self.device, self.dtype = decoder, device, decoder.dtype
+        self.streams = len(streams)
+        cfg, batch = decoder.cfg, len(fixed)
+        lengths = [stream.length for stream in streams]
+        self.offset = torch.tensor(lengths * batch, device=device)[:, None]  # [R, 1] slot of position 0
+        self.longest = max(lengths)
+        slots = self.longest + plan.length
+        self.cache = KVCache(
+            cfg.layers, batch * len(streams), slots, cfg.kv_heads, cfg.head_dim, device, self.dtype
+        )
+        positions = family.positions(decoder, plan, self.longest, device)
+        self.positions = positions.ready(cfg.rope_pairing, self.dtype)
+        self.context = None
+        if streams[0].context is not None:
+            self.context = torch.stack([s.context for s in streams]).to(device, self.dtype).repeat(batch, 1, 1)
+        self._prefill(streams, fixed, prefix)
+
+    def _prefill(self, streams, fixed, prefix):
+        """Write all tokens but the last given one; that one starts the first window."""
+        batch, prompts = len(fixed), []
+        for row, stream in enumerate(streams):
+            ids = None if stream.ids is None else stream.ids.to(self.device)
+            stream = stream if ids is None else type(stream)(ids=ids)
+            prompts.append(self.decoder.embed.prompt(stream, self.dtype))
+            if streams[row].mask is not None:
+                for b in range(batch):
+                    self.cache.hide(b * self.streams + row, streams[row].mask.to(self.device))
+        self.last = torch.stack([p[-1] for p in prompts]).repeat(batch, 1)  # [R, dim]
+        given = self.decoder.embed.image(fixed[:, :prefix].clamp(min=0).to(self.device), self.dtype)
+        rows = [torch.cat([p, given[b]])[:-1] for b in range(batch) for p in prompts]
+        width = max(len(r) for r in rows)
+        if width == 0:
+            return
+        x = torch.stack([torch.cat([r, r.new_zeros(width - len(r), r.shape[1])]) for r in rows])
+        slots = torch.arange(width, device=self.device).repeat(len(rows), 1)
+        ends = torch.tensor([[len(r)] for r in rows], device=self.device)
+        self._forward(x, torch.where(slots < ends, slots, self.cache.slots), width)
+
+    def _forward(self, x, slots, length):
+        step = self.cache.step(slots, length, self.dtype)
+        # the padding slot has no position of its own; any will do
+        rows = self.positions.rows(slots.clamp(max=len(self.positions.cos) - 1))
+        context = None if self.context is None else self.context[: len(x)]
+        return self.decoder.hidden(x, rows, self.cache, step, context)
+
+    def window(self, tokens, before, valid, length, opening):
+        """Laws' raw material for one pass.
+
+        Args:
+            tokens: int64 [A, W] input ids: the last committed token and the drafts after it.
+            before: int64 [A, W] sequence position of each input (-1: the last prompt token).
+            valid: bool [A, W].
+            length: positions from the start that can be visible (largest `before` + 1).
+            opening: some row starts with the last prompt token.
+
+        Returns:
+            logits [A, S, W, V]; row i belongs to the position after `before[:, i]`.
+        """
+        s = self.streams
+        tokens, before, valid = (t.repeat_interleave(s, 0) if s > 1 else t for t in (tokens, before, valid))
+        x = self.decoder.embed.image(tokens, self.dtype)
+        if opening:
+            first = (before[:, :1] < 0)[..., None]
+            x[:, :1] = torch.where(first, self.last[: len(x), None], x[:, :1])
+        slots = torch.where(valid, before + self.offset[: len(x)], self.cache.slots)
+        hidden = self._forward(x, slots, min(self.longest + length, self.cache.slots + 1))
+        return self.decoder.logits(hidden).unflatten(0, (-1, s))
+
+    def move(self, source, target):
+        """Sample `source` takes the place of the finished sample `target`."""
+        for s in range(self.streams):
+            self.cache.move(source * self.streams + s, target * self.streams + s)
+            a, b = source * self.streams + s, target * self.streams + s
+            self.last[b], self.offset[b] = self.last[a], self.offset[a]

@@ -1,0 +1,93 @@
+"""DecodeReport: what a run did, as numbers, as a dictionary and as a few lines for people."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class DecodeReport:
+    """Figures of one run.
+
+    Attributes:
+        method, settings: what was asked for, with all defaults filled in.
+        tokens: free tokens drawn, all samples together (given and format tokens do not count).
+        passes: forward passes after the prefill; a batch shares its passes, so this is the largest of `per_sample`.
+        per_sample: passes each sample took part in.
+        accepted: per sample, free tokens committed in each pass.
+        visits: int32 [B, frames, rows, cols] passes that looked at a cell.
+        seconds: {"backbone", "kernel", "rest"}: host time; on an asynchronous device waiting counts as kernel.
+        lossless: the tokens follow the model's law exactly.
+        dtype: the backbone's; token identity between methods is promised in fp32.
+        notes: sentences for the user.
+    """
+
+    method: str
+    settings: dict
+    tokens: int
+    passes: int
+    per_sample: list
+    accepted: list
+    visits: np.ndarray
+    seconds: dict
+    lossless: bool
+    dtype: str
+    sha256_tokens: str
+    notes: list = field(default_factory=list)
+
+    @property
+    def tokens_per_pass(self):
+        """Mean free tokens that a sample commits in one of its passes."""
+        return self.tokens / max(sum(self.per_sample), 1)
+
+    @property
+    def total_seconds(self):
+        return sum(self.seconds.values())
+
+    def to_dict(self):
+        """Plain data for JSON; acceptance per pass included, the map of visits as nested lists."""
+        return {
+            "method": self.method,
+            "settings": self.settings,
+            "tokens": self.tokens,
+            "passes": self.passes,
+            "passes_per_sample": self.per_sample,
+            "tokens_per_pass": round(self.tokens_per_pass, 4),
+            "accepted_per_pass": self.accepted,
+            "visits": self.visits.tolist(),
+            "seconds": round(self.total_seconds, 4),
+            "seconds_by_part": {k: round(v, 4) for k, v in self.seconds.items()},
+            "lossless": self.lossless,
+            "dtype": self.dtype,
+            "sha256_tokens": self.sha256_tokens,
+            "notes": list(self.notes),
+        }
+
+    def text(self):
+        """A few lines an artist can read."""
+        s, shape = self.settings, self.visits.shape
+        what = f"{shape[0]} x " + (f"{shape[1]} frames of " if shape[1] > 1 else "") + f"{shape[2]}x{shape[3]} tokens"
+        lines = [
+            f"method {self.method} ({'lossless' if self.lossless else 'lossy'}), window {s['window']}, {what}",
+            f"{self.tokens} tokens in {self.passes} passes: {self.tokens_per_pass:.2f} tokens a pass, "
+            f"{self.tokens / max(self.passes * shape[0], 1):.1f}x fewer passes than one token at a time",
+            f"{self.total_seconds:.2f} s (backbone {self.seconds['backbone']:.2f}, kernel "
+            f"{self.seconds['kernel']:.2f}, rest {self.seconds['rest']:.2f}), {self.dtype}",
+            f"seed {s['seed']}, temperature {s['temperature']}, top-k {s['top_k']}, top-p {s['top_p']}, "
+            f"cfg {s['cfg']}, draft start {s['start']}, memory {'on' if s['memory'] else 'off'}",
+            f"tokens sha256 {self.sha256_tokens[:16]}",
+        ]
+        if self.method == "seed-exact" and self.dtype == "float32":
+            lines.append("same tokens as one-at-a-time sampling with this seed (fp32)")
+        elif self.method == "seed-exact":
+            lines.append(f"same tokens as one-at-a-time sampling up to rounding ties ({self.dtype}; exact in fp32)")
+        slow = self.method != "autoregressive" and self.passes > 1 and self.tokens_per_pass < 1.3
+        if slow:
+            lines.append("drafts rarely survive here: a larger window or lower temperature may help")
+        return "\n".join(lines + list(self.notes))
+
+
+def token_hash(tokens):
+    """SHA-256 of the token ids as little-endian int32, row by row: equal tokens, equal hash."""
+    return hashlib.sha256(tokens.cpu().numpy().astype("<i4").tobytes()).hexdigest()

@@ -1,0 +1,79 @@
+"""The five nodes inside the host: their widgets as saved graphs rely on them, and the checks of checks_nodes.py."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, missing
+
+pytestmark = pytest.mark.host
+
+HERE = pathlib.Path(__file__).parent
+CHECKS = re.findall(r"^def (check_\w+)", (HERE / "checks_nodes.py").read_text(encoding="utf-8"), re.MULTILINE)
+
+# Saved graphs hold values by place. Appending to a list is fine; any other change breaks what people saved.
+REQUIRED = {
+    "SCD_LoadARModel": ["model", "weight_dtype"],
+    "SCD_TextEncode": ["ar_text", "text"],
+    "SCD_Sampler": [
+        "model", "positive", "method", "seed", "window", "temperature", "top_k", "top_p", "cfg", "width", "height",
+        "frames", "batch_size", "draft_start", "preview", "memory",
+    ],
+    "SCD_VQDecode": ["tokens", "vq"],
+    "SCD_VideoCombine": [
+        "images", "frame_rate", "loop_count", "filename_prefix", "format", "pingpong", "save_output", "quality",
+    ],
+}
+OPTIONAL = {"SCD_Sampler": ["negative", "kept"], "SCD_VideoCombine": ["audio"]}
+OUTPUTS = {
+    "SCD_LoadARModel": ["SCD_MODEL", "SCD_TEXT", "SCD_VQ"],
+    "SCD_TextEncode": ["SCD_PROMPT"],
+    "SCD_Sampler": ["SCD_TOKENS", "STRING", "IMAGE"],
+    "SCD_VQDecode": ["IMAGE"],
+    "SCD_VideoCombine": ["VIDEO"],
+}
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_widgets_and_sockets_are_where_saved_graphs_expect_them(host, name):
+    info = host.object_info[name]
+    assert info["input_order"]["required"][: len(REQUIRED[name])] == REQUIRED[name]
+    assert set(info["input_order"]["required"]) == set(REQUIRED[name]), "a new input must be optional"
+    optional = OPTIONAL.get(name, [])
+    assert info["input_order"].get("optional", [])[: len(optional)] == optional
+    assert info["output"][: len(OUTPUTS[name])] == OUTPUTS[name]
+
+
+def test_choices_that_people_saved_are_still_there(host):
+    sampler = host.object_info["SCD_Sampler"]["input"]["required"]
+    methods = {"autoregressive", "jacobi", "sjd", "scd-maximal", "scd-gumbel", "seed-exact"}
+    assert methods <= set(sampler["method"][1]["options"]) and sampler["method"][1]["default"] == "seed-exact"
+    assert sampler["seed"][1]["max"] == 2**64 - 1 and sampler["seed"][1]["control_after_generate"] is True
+    formats = host.object_info["SCD_VideoCombine"]["input"]["required"]["format"][1]["options"]
+    assert {"mp4 (h264)", "webm (vp9)", "gif", "webp", "png sequence"} <= set(formats)
+    model = host.object_info["SCD_LoadARModel"]["input"]["required"]["model"][1]["options"]
+    assert model[0] == "bundled (pictures and clips)"
+
+
+@pytest.fixture(scope="session")
+def inside(tmp_path_factory):
+    """{check: None or its traceback}: all checks run in one process that holds a host."""
+    comfy = pathlib.Path(os.environ.get("COMFYUI_DIR") or ROOT / ".comfy" / "ComfyUI")
+    if not (comfy / "main.py").is_file():
+        missing(f"no ComfyUI in {comfy}: run make comfy", "SCD_REQUIRE_HOST")
+    command = [sys.executable, HERE / "inside.py", comfy, tmp_path_factory.mktemp("inside"), HERE / "checks_nodes.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {line["check"]: line["error"] for line in lines}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+def test_inside_the_host(inside, check):
+    assert check in inside, "the check did not run"
+    assert inside[check] is None, inside[check]
