@@ -61,7 +61,8 @@ class Preview:
     def __call__(self, progress):
         """PIL picture of a `Progress`, or None when it is too early for the next one."""
         start = self.clock()
-        if self.decode is None or start < self.next:
+        last = progress.done == progress.total  # the page keeps showing the last picture it got
+        if self.decode is None or (start < self.next and not last):
             return None
         try:
             picture = self._picture(progress)

@@ -51,7 +51,7 @@ class SpeculativeCoupledSampler(io.ComfyNode):
             model.net, model.family, *prompts, request=request, kept=given, device=device,
             callback=watch(model, plan, given, show),
         )
-        report = drawn.report.text()
+        report = drawn.report.text().replace("\n", "  \n")  # the page reads it as Markdown, where this ends a line
         heat = torch.from_numpy(acceptance_map(drawn.report.visits)).to(host.output_device()).float() / 255
         tokens = Tokens(drawn.codes, plan.width, plan.height, plan.vocab, model.name, model.family.title)
         return io.NodeOutput(tokens, report, heat, ui=ui.PreviewText(report))

@@ -3,6 +3,7 @@
     python -m scd_core generate "fox on snow" --seed 1 --out out
     python -m scd_core compare "fox on snow" --frames 8
     python -m scd_core info bundled --json
+    python -m scd_core verify FOLDER
 """
 
 import argparse
@@ -20,7 +21,22 @@ from .drafting import STARTS
 from .errors import UserError
 from .generate import OWN, Request, check_request, generate
 from .models.load import BUNDLED, DTYPES, load_model, open_model
+from .verify import table as table_of
+from .verify import verify
 from .video import write_frames
+
+
+def usable_device(name):
+    """A torch device that this machine has.
+
+    Raises:
+        UserError.
+    """
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name!r} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
+    return name
 
 
 def model_path(name):
@@ -112,7 +128,7 @@ def put(data, target):
 def run_generate(args):
     request = request_of(args, args.method)
     check_request(request)
-    model = load_model(model_path(args.model), args.dtype, args.device)
+    model = load_model(model_path(args.model), args.dtype, usable_device(args.device))
     with torch.inference_mode():
         drawn = draw(model, args, request)
         outputs = save(model, drawn, args)
@@ -128,7 +144,7 @@ def run_compare(args):
     methods = [m.strip() for m in args.methods.split(",") if m.strip()]
     for method in methods:
         check_request(request_of(args, method))
-    model = load_model(model_path(args.model), args.dtype, args.device)
+    model = load_model(model_path(args.model), args.dtype, usable_device(args.device))
     rows = []
     for method in methods:
         request = request_of(args, method)
@@ -167,9 +183,9 @@ def run_info(args):
     family = files.family
     parts = {}
     for part in ("decoder", "codec"):
-        keys = family.keys(files.source, part)
-        dtypes = sorted({str(files.source.dtype(k)).removeprefix("torch.") for k in keys.values()})
-        parts[part] = {"tensors": len(keys), "parameters": files.parameters(part), "dtypes": dtypes}
+        refs = family.refs(part)
+        dtypes = sorted({str(ref.dtype).removeprefix("torch.") for ref in refs.values()})
+        parts[part] = {"tensors": len(refs), "parameters": files.parameters(part), "dtypes": dtypes}
     data = {
         "name": files.name,
         "family": family.title,
@@ -183,6 +199,15 @@ def run_info(args):
     if args.json != "-":
         for key, value in data.items():
             print(f"{key}: {value if not isinstance(value, list) else '; '.join(value)}")
+
+
+def run_verify(args):
+    """A model against the numbers of its fixture; the exit status tells whether all agree."""
+    rows = verify(args.folder, args.device)
+    wrong = [row.what for row in rows if not row.ok]
+    print(table_of(rows))
+    print(f"\n{len(wrong)} of {len(rows)} comparisons failed" if wrong else f"\nall {len(rows)} comparisons agree")
+    return 1 if wrong else 0
 
 
 def options():
@@ -218,17 +243,20 @@ def options():
     info.add_argument("path", metavar="MODEL")
     info.add_argument("--json", nargs="?", const="-")
     info.set_defaults(run=run_info)
+    check = commands.add_parser("verify", help="compare a model with the numbers of its family's own code")
+    check.add_argument("folder", metavar="FOLDER", help="holds model/, expected.safetensors and meta.json")
+    check.add_argument("--device", default="cpu")
+    check.set_defaults(run=run_verify)
     return parser
 
 
 def main(argv=None):
     args = options().parse_args(argv)
     try:
-        args.run(args)
+        return args.run(args) or 0
     except (UserError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

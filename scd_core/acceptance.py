@@ -3,24 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from . import noise as streams
 from .coupling import gumbel_argmax, inverse_cdf, maximal
 
 
 class Verdict:
-    """What one pass knows about its window; the rules below read from it.
+    """What one pass knows about its window; the rules below read from it. All tensors are on the device.
 
     Attributes:
         log_p: fp32 [B, W, V] newest law. p: its exponential, made on first use.
         draft: int64 [B, W] columns of the law.
         q: fp32 [B, W, V] law of the draft (None for rules that need none).
         gumbel: fp32 [B, W, V] noise of the positions (None for rules that need none).
-        positions: int64 [B, W]; passes: int64 [B]; noise: `Noise`.
+        noise: `Noise`. positions: integer array [B, W]. passes: number of the pass.
     """
 
-    def __init__(self, log_p, draft, q, gumbel, positions, passes, noise):
+    def __init__(self, log_p, draft, q, gumbel, noise, positions, passes):
         self.log_p, self.draft, self.q, self.gumbel = log_p, draft, q, gumbel
-        self.positions, self.passes, self.noise = positions, passes, noise
+        self.noise, self.positions, self.passes = noise, positions, passes
         self._p = None
 
     @property
@@ -30,8 +32,9 @@ class Verdict:
         return self._p
 
     def uniform(self, stream):
-        """Fresh uniforms [B, W] of this pass."""
-        return self.noise.uniform(stream, self.positions, self.passes)
+        """Fresh uniforms fp32 [B, W] of this pass."""
+        u = self.noise.uniform(stream, self.positions, self.passes)
+        return torch.from_numpy(u).to(self.log_p.device)
 
 
 def exact(view):

@@ -6,6 +6,7 @@ law. Seed-exact needs no law at all, so there a start is only a guess.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from . import noise as streams
@@ -14,7 +15,7 @@ from .coupling import gumbel_argmax, inverse_cdf
 
 @dataclass(frozen=True)
 class Start:
-    """source: None, "left", "above" or "previous_frame"; from_law: draw from the law there instead of copying."""
+    """source: None, "left", "above" or "previous_frame"; from_law: draw from the law there, not copy the token."""
 
     source: str | None = None
     from_law: bool = False
@@ -50,40 +51,37 @@ def source_positions(positions, known, stride):
     """Nearest position `stride` steps back (or 2, 3 .. times that) that has been looked at already.
 
     Args:
-        positions: int64 [B, M] entering positions. known: int64 [B], positions below it have drafts.
+        positions: integers [B, M] entering positions. known: integers [B], positions below it have drafts.
 
     Returns:
-        int64 [B, M]; negative where there is none.
+        integers [B, M]; negative where there is none.
     """
     if stride == 0:
-        return torch.full_like(positions, -1)
-    back = torch.div(positions - known[:, None], stride, rounding_mode="floor") + 1
-    return positions - stride * back.clamp_(min=1)
+        return np.full_like(positions, -1)
+    back = (positions - known[:, None]) // stride + 1
+    return positions - stride * np.maximum(back, 1)
 
 
-def first_drafts(start, state, positions, known, stride):
-    """First drafts of entering positions.
+def draft_tokens(state, positions, source):
+    """First drafts as copies of the tokens at `source`, or any token where there is none: columns [B, M]."""
+    u = state.noise.uniform(streams.START, positions)
+    random = np.minimum((u * state.vocab).astype(np.int64), state.vocab - 1)
+    columns = state.columns_at(np.maximum(source, 0))
+    usable = (source >= 0) & (columns >= 0) & (columns < state.vocab)
+    return np.where(usable, columns, random)
 
-    Args:
-        start: `Start`. state: `WindowState` (tokens, laws, noise).
-        positions: int64 [B, M]. known: int64 [B]. stride: see `stride_of`.
+
+def draft_laws(state, positions, source):
+    """First drafts drawn from the laws at `source`, or from the uniform law where there is none.
 
     Returns:
-        (columns int64 [B, M], law fp32 [B, M, V] or None when the method keeps no laws).
+        (columns int64 [B, M], law fp32 [B, M, V]) on the device.
     """
-    vocab, source = state.vocab, source_positions(positions, known, stride)
-    u = state.noise.uniform(streams.START, positions)
-    random = (u * vocab).long().clamp_(max=vocab - 1)
-    if start.from_law and state.laws is not None:
-        law = torch.full((*positions.shape, vocab), 1.0 / vocab, device=positions.device)
-        if stride:
-            law = torch.where((source >= 0)[..., None], state.laws.read(source), law)
-        if state.gumbels is not None:  # share the position's own noise, so the start is coupled too
-            return gumbel_argmax(law.log(), state.gumbels.read(positions)), law
-        return inverse_cdf(law, u), law
-    columns = state.columns_at(source.clamp(min=0))
-    usable = (source >= 0) & (columns >= 0) & (columns < vocab)
-    columns = torch.where(usable, columns, random)
-    if state.laws is None:
-        return columns, None
-    return columns, torch.nn.functional.one_hot(columns, vocab).float()
+    vocab, device = state.vocab, state.device
+    law = torch.full((*positions.shape, vocab), 1.0 / vocab, device=device)
+    if (source >= 0).any():
+        have = torch.from_numpy(source >= 0).to(device)
+        law = torch.where(have[..., None], state.laws.read(np.maximum(source, 0)), law)
+    if state.gumbels is not None:  # share the position's own noise, so the start is coupled too
+        return gumbel_argmax(law.log(), state.gumbels.read(positions)), law
+    return inverse_cdf(law, torch.from_numpy(state.noise.uniform(streams.START, positions)).to(device)), law

@@ -1,5 +1,6 @@
 """The road from a request to tokens: fill in the family's defaults, build plan and streams, decode."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,8 @@ def law_settings(request, family):
         raise UserError(f"top_k {values['top_k']} makes no law: use 0 (off), a number of tokens, or -1")
     if not 0 <= values["top_p"] <= 1:
         raise UserError(f"top_p {values['top_p']} is no share: use a number from 0 to 1, or -1")
+    if not math.isfinite(values["cfg"]):
+        raise UserError(f"cfg {values['cfg']} is no guidance: use 1 (off) to about 10, or -1")
     return LawSettings(**values)
 
 
@@ -117,9 +120,6 @@ def generate(decoder, family, prompt, negative=None, request=None, kept=None, de
         memory=request.memory,
         law=law,
     )
-    try:
-        tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback)
-    except ValueError as error:
-        raise error if isinstance(error, UserError) else UserError(str(error)) from error
+    tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback)
     report.notes = notes
     return Drawn(plan.codes(tokens), plan, report)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from .acceptance import DEFAULT_METHOD, METHODS, Verdict
-from .drafting import STARTS, automatic_start, first_drafts, stride_of
+from .drafting import STARTS, automatic_start, stride_of
 from .errors import UserError
 from .law import LawSettings, token_law
 from .models.session import Session
@@ -97,93 +97,110 @@ class Run:
         for s in self.active:
             s.begin(prefix)
         self.session = Session(decoder, family, plan, streams, fixed[order], prefix, device)
-        noise = Noise(settings.seed, [settings.first_sample + b for b in order], device)
+        noise = Noise(settings.seed, [settings.first_sample + b for b in order])
         span = max(s.span(self.window) for s in self.active)
-        self.state = WindowState(plan, method, fixed[order], noise, span, self.stride, device, settings.memory)
+        self.state = WindowState(plan, method, fixed[order].numpy(), noise, span, self.stride, device, settings.memory)
         self.clock.lap("rest")
-
-    def tensor(self, values):
-        return torch.tensor(values, device=self.device)
-
-    def enter(self, ends):
-        """First drafts for positions between each sample's old and new window end."""
-        known = self.tensor([s.end for s in self.active])
-        count = max(end - s.end for s, end in zip(self.active, ends))
-        if count <= 0:
-            return
-        new = known[:, None] + torch.arange(count, device=self.device)
-        valid = new < self.tensor(ends)[:, None]
-        positions = new.clamp(max=self.plan.length - 1)
-        self.state.enter(
-            positions,
-            valid,
-            lambda state, where: first_drafts(self.start, state, where, known, self.stride),
-        )
-        for s, end in zip(self.active, ends):
-            s.end = max(s.end, end)
 
     def step(self):
-        """One pass: returns (positions committed by each active sample, whether each sample's law was finite)."""
-        state, fronts = self.state, [s.start for s in self.active]
-        ends = [s.window_end(self.window) for s in self.active]
-        self.enter(ends)
-        front, sizes = self.tensor(fronts)[:, None], self.tensor([e - f for e, f in zip(ends, fronts)])[:, None]
-        lane = torch.arange(max(e - f for e, f in zip(ends, fronts)), device=self.device)
-        valid = lane < sizes
-        positions = (front + lane).clamp(max=self.plan.length - 1)
-        tokens = state.tokens.gather(1, (positions - 1).clamp(min=0))
+        """One pass over every active sample's window; returns the positions that each committed."""
+        state, fronts = self.state, np.array([s.start for s in self.active])
+        ends = np.array([s.window_end(self.window) for s in self.active])
+        sizes = (ends - fronts)[:, None]
+        lane = np.arange(sizes.max())
+        valid, positions = lane < sizes, np.minimum(fronts[:, None] + lane, self.plan.length - 1)
+        drawn = state.enter(self.start, self.stride, np.array([s.end for s in self.active]), ends)
+        for s, end in zip(self.active, ends):
+            s.end = max(s.end, int(end))
+        ids = self.draft_ids(positions, fronts, drawn)
+        before = self.to_device(np.where(valid, positions - 1, self.plan.length))
         self.clock.lap("rest")
-        logits = self.session.window(tokens, positions - 1, valid, max(ends) - 1, min(fronts) == 0)
+        logits = self.session.window(ids[:, :-1], before, int(ends.max()) - 1, fronts.min() == 0)
         self.clock.lap("backbone")
-        log_p = token_law(logits, self.law, self.family.guidance, self.allowed)
-        n, finite = self.decide(log_p, positions, valid, lane, sizes)
-        packed = torch.stack([n, finite]).tolist()  # the pass's one host synchronisation
+        n = self.decide(logits, ids[:, 1:], positions, valid, lane, sizes)
         self.clock.lap("kernel")
-        return packed
+        return n
 
-    def decide(self, log_p, positions, valid, lane, sizes):
-        """Accept, commit and re-draft the whole window at once; returns tensors (committed [A], finite [A])."""
+    def to_device(self, array):
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    def draft_ids(self, positions, fronts, drawn):
+        """Token ids int64 [A, W+1] on the device: the last committed token, then the drafts of the window.
+
+        Drafts that were drawn on the device a moment ago are put in there; the host has not seen them.
+        """
+        state, rows = self.state, np.arange(len(positions))[:, None]
+        last = np.maximum(positions[:, :1] - 1, 0)
+        ids = self.to_device(state.tokens[rows, np.concatenate([last, positions], 1)])
+        if drawn is not None:
+            entered, valid, columns = drawn
+            valid = valid & (state.fixed[rows, entered] < 0)
+            lanes = np.where(valid, entered - fronts[:, None] + 1, 0)
+            keep = ids[:, :1].clone()
+            ids.scatter_(1, self.to_device(lanes), columns + state.base)
+            ids[:, :1] = keep
+        return ids
+
+    def decide(self, logits, ids, positions, valid, lane, sizes):
+        """The kernel of a pass: law, acceptance and coupling for the whole window at once, then the commit.
+
+        Args:
+            logits: [A, S, W, V]. ids: int64 [A, W] drafts, both on the device.
+            positions, valid: arrays [A, W]. lane: [W]. sizes: [A, 1].
+
+        Returns:
+            positions committed by each sample, list of int.
+        """
         state, method = self.state, self.method
-        drafts, fixed = state.tokens.gather(1, positions), state.fixed.gather(1, positions)
-        free = fixed < 0
+        log_p = token_law(logits, self.law, self.family.guidance, self.allowed)
         view = Verdict(
             log_p=log_p,
-            draft=torch.where(free, drafts - state.base, 0),
+            # the drafts of given positions may lie outside of the vocabulary; what becomes of them does not matter
+            draft=(ids - state.base).clamp_(0, state.vocab - 1),
             q=state.laws.read(positions) if method.needs_q else None,
             gumbel=state.gumbels.read(positions) if method.needs_gumbel else None,
-            positions=positions,
-            passes=torch.full((len(drafts),), self.passes, device=self.device),
             noise=state.noise,
+            positions=positions,
+            passes=self.passes,
         )
         token, kept = method.accept(view)
+        redraft = method.couple(view, token)
+        # the pass's one host synchronisation
+        packed = torch.stack([token, redraft, kept.long(), log_p[..., 0].isnan().long()]).cpu().numpy()
+        if state.laws is not None:
+            # a given prefix is prefilled when a sample runs alone: in company its laws stay unknown all the same
+            own = positions >= np.array([s.free[0] for s in self.active])[:, None]
+            state.laws.write(positions, method.remember(view, token, kept), valid & own)
+        return self.commit(*packed, positions, valid, lane, sizes)
+
+    def commit(self, token, redraft, kept, wrong, positions, valid, lane, sizes):
+        """Write what the kernel decided: the committed prefix of every sample and its new drafts."""
+        state, rows = self.state, np.arange(len(positions))[:, None]
+        if (wrong.astype(bool) & valid).any():
+            raise UserError(self.not_finite(int((wrong.astype(bool) & valid).any(1).argmax())))
+        fixed = state.fixed[rows, positions]
+        free = fixed < 0
         # the last looked-at position always decides: kept or not, its token has the right law
-        prefix = ((kept | ~free) & (lane < sizes - 1)).cumprod(1)
-        n = prefix.sum(1) + 1
+        stands = (kept.astype(bool) | ~free) & (lane < sizes - 1)
+        n = np.logical_and.accumulate(stands, 1).sum(1) + 1
         behind = lane >= n[:, None]
-        columns = torch.where(behind, method.couple(view, token), token)
-        new = torch.where(free, columns + state.base, fixed)
-        inside = torch.where(valid, positions, self.plan.length)
+        new = np.where(free, np.where(behind, redraft, token) + state.base, fixed)
         if state.memory is not None:
             context = state.memory.context(state.tokens, positions)
-        state.tokens.scatter_(1, inside, new)
-        if state.laws is not None:
-            state.laws.write(positions, method.remember(view, token, kept), valid)
-        if state.memory is not None:
             state.memory.record(context, new, positions, valid)
+        state.tokens[rows, np.where(valid, positions, self.plan.length)] = new
+        if state.memory is not None:
             state.memory.recall(state.tokens, positions, valid & behind & free)
-        finite = ~(log_p[..., 0].isnan() & valid).any(1)
-        return n, finite.long()
+        return n.tolist()
 
     def finish(self, counts):
         """Move the frontiers; let finished samples leave the batch."""
         for s, n in zip(self.active, counts):
-            width = s.window_end(self.window)
-            s.visits[s.start : width] += 1
-            s.advance(n)
+            s.advance(n, self.window)
         for row in reversed(range(len(self.active))):
             sample = self.active[row]
             if sample.done:
-                self.result[sample.sample] = self.state.tokens[row, : self.plan.length].cpu()
+                self.result[sample.sample] = torch.from_numpy(self.state.tokens[row, : self.plan.length])
                 last = len(self.active) - 1
                 if row != last:
                     self.state.move(last, row)
@@ -192,9 +209,9 @@ class Run:
                 self.active.pop()
 
     def progress(self):
-        tokens = self.result.clone().to(self.device)
+        tokens = self.result.clone()
         for row, s in enumerate(self.active):
-            tokens[s.sample] = self.state.tokens[row, : self.plan.length]
+            tokens[s.sample] = torch.from_numpy(self.state.tokens[row, : self.plan.length])
         total = sum(len(s.free) for s in self.samples)
         done = sum(s.decided for s in self.samples)
         fronts = [self.plan.length if s.done else s.start for s in self.samples]
@@ -206,10 +223,7 @@ class Run:
             self.passes += 1
             if self.passes > limit:
                 raise RuntimeError(f"no progress: {self.passes} passes for {limit} tokens")
-            counts, finite = self.step()
-            if not all(finite):
-                raise UserError(self.not_finite(finite.index(0)))
-            self.finish(counts)
+            self.finish(self.step())
             self.clock.lap("rest")
             if callback is not None:
                 callback(self.progress())

@@ -5,27 +5,27 @@ just changed, an older answer that was given under the neighbours it now HAS is 
 decoding any draft is legal, so this costs no model row, needs no law and cannot change the tokens.
 """
 
-import torch
+import numpy as np
 
 RECORDS = 24  # answers remembered a position
-ROUNDS = 4  # how far a change may travel to the right within one refresh
+ROUNDS = 8  # how far to the right a change may travel within one refresh
 
 
 class TrajectoryMemory:
-    """Records of (neighbour tokens, answer) for the positions of a window.
+    """Records of (neighbour tokens, answer) for the positions of a window, on the host.
 
     Args:
         capacity: positions that can be alive at a time (a ring by position).
-        offsets: distances to the neighbours that make up a context, with their weights.
+        offsets: (distance, weight) of the neighbours that make up a context.
     """
 
-    def __init__(self, batch, capacity, offsets, device):
-        self.offsets = torch.tensor([distance for distance, _ in offsets], device=device)
-        self.weights = torch.tensor([weight for _, weight in offsets], device=device)
+    def __init__(self, batch, capacity, offsets):
+        self.offsets = np.array([distance for distance, _ in offsets])
+        self.weights = np.array([weight for _, weight in offsets], dtype=np.float32)
         shape = (batch, capacity + 1, RECORDS)  # the last place takes what belongs to no position
-        self.contexts = torch.full((*shape, len(offsets)), -2, dtype=torch.int32, device=device)
-        self.answers = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.recency = 1e-3 * torch.arange(RECORDS, device=device) / RECORDS
+        self.contexts = np.full((*shape, len(offsets)), -2, dtype=np.int32)
+        self.answers = np.zeros(shape, dtype=np.int32)
+        self.recency = 1e-3 * np.arange(RECORDS, dtype=np.float32) / RECORDS
         self.capacity = capacity
         self.next = 0  # record that the coming pass writes
 
@@ -44,24 +44,24 @@ class TrajectoryMemory:
             store[target] = store[source]
 
     def _place(self, positions, valid):
-        rows = torch.arange(len(positions), device=positions.device)[:, None]
-        return rows, torch.where(valid, positions % self.capacity, self.capacity)
+        rows = np.arange(len(positions))[:, None]
+        return rows, np.where(valid, positions % self.capacity, self.capacity)
 
     def enter(self, positions, valid):
         """Forget what the ring places of newly entered positions served before."""
         self.contexts[self._place(positions, valid)] = -2
 
     def context(self, tokens, positions):
-        """Neighbour tokens int32 [B, W, C]; -1 left of the sequence."""
+        """Neighbour tokens int32 [B, W, C] of positions [B, W]; -1 left of the sequence."""
         where = positions[..., None] - self.offsets
-        seen = tokens.gather(1, where.clamp(min=0).flatten(1)).view(where.shape)
-        return torch.where(where >= 0, seen, -1).to(torch.int32)
+        rows = np.arange(len(positions))[:, None, None]
+        return np.where(where >= 0, tokens[rows, np.maximum(where, 0)], -1).astype(np.int32)
 
     def record(self, context, answers, positions, valid):
-        """Remember the answers int64 [B, W] of a pass under the context that was fed."""
+        """Remember the answers [B, W] of a pass under the context that was fed."""
         rows, place = self._place(positions, valid)
         self.contexts[rows, place, self.next] = context
-        self.answers[rows, place, self.next] = answers.to(torch.int32)
+        self.answers[rows, place, self.next] = answers
 
     def recall(self, tokens, positions, valid):
         """Refine the drafts of `positions`, whose left neighbours may have changed in this pass.
@@ -70,13 +70,18 @@ class TrajectoryMemory:
             tokens: int64 [B, N+1] holding the newest drafts; refined in place.
             valid: bool [B, W]; other positions are left alone.
         """
-        place = self._place(positions, valid)
-        contexts, answers = self.contexts[place], self.answers[place].long()
-        recency = self.recency.roll(self.next + 1)  # highest for the record just written
-        target = torch.where(valid, positions, tokens.shape[1] - 1)  # the spare column takes the rest
+        rows, place = self._place(positions, valid)
+        contexts, answers = self.contexts[rows, place], self.answers[rows, place]
+        recency = np.roll(self.recency, self.next + 1)  # highest for the record just written
+        # surplus lanes repeat the last position: the spare column keeps them from undoing its own lane
+        target = np.where(valid, positions, tokens.shape[1] - 1)
         for _ in range(ROUNDS):
             now = self.context(tokens, positions)
-            score = ((contexts == now[:, :, None]) * self.weights).sum(-1) + recency
-            best = answers.gather(-1, score.argmax(-1, keepdim=True)).squeeze(-1)
-            tokens.scatter_(1, target, best)
+            score = (contexts == now[:, :, None]).astype(np.float32) @ self.weights + recency
+            best = np.take_along_axis(answers, score.argmax(-1)[..., None], -1)[..., 0]
+            old = tokens[rows, target]
+            new = np.where(valid, best, old)
+            if np.array_equal(new, old):
+                break
+            tokens[rows, target] = new
         self.next = (self.next + 1) % RECORDS

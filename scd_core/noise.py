@@ -2,12 +2,16 @@
 
 A 64-bit mixer (SplitMix64, Steele, Lea and Flood 2014) turns a key and a counter into random bits with integer
 arithmetic alone, so every device draws the same bits and a sample's noise does not depend on the batch around it.
+Keys and single uniforms are made on the host, which knows the positions anyway; only Gumbel vectors are expanded on
+the device.
 """
 
+import numpy as np
 import torch
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
+_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 # one constant a use; a stream is never used for two decisions (decoding spec 6.1 conditions a-c)
 GUMBEL, ACCEPT, RESIDUAL, REDRAW, START = (0xA24BAED4963EE407 * k & MASK for k in range(1, 6))
@@ -18,24 +22,18 @@ def _signed(x):
     return x - (1 << 64) if x >> 63 else x
 
 
-_M1, _M2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-
-
-def _shift(x, n):
-    """Logical right shift of int64."""
-    return (x >> n) & ((1 << (64 - n)) - 1)
-
-
 def mix(x):
-    """SplitMix64 finaliser on an int64 tensor (arithmetic wraps)."""
-    x = (x ^ _shift(x, 30)) * _M1
-    x = (x ^ _shift(x, 27)) * _M2
-    return x ^ _shift(x, 31)
+    """SplitMix64 finaliser on a uint64 array (arithmetic wraps)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_M1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)
+    return x ^ (x >> np.uint64(31))
 
 
-def _unit(bits):
-    """int64 bits -> fp32 uniforms strictly inside (0, 1)."""
-    return (_shift(bits, 41).to(torch.float32) + 0.5) * 2.0**-23
+def mix_tensor(x):
+    """The same on an int64 tensor, whose right shift would drag the sign along."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))).mul_(_signed(_M1))
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))).mul_(_signed(_M2))
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
 class Noise:
@@ -46,35 +44,48 @@ class Noise:
         samples: sample numbers of the rows (row k of a batch equals the single run with sample number k).
     """
 
-    def __init__(self, seed, samples, device="cpu"):
-        keys = torch.tensor([_signed(s * GOLDEN) for s in samples], device=device)
-        self.keys = mix(mix(keys + _signed(seed ^ 0x6A09E667F3BCC909)) + _signed(GOLDEN))
+    def __init__(self, seed, samples):
+        keys = np.array([s * GOLDEN & MASK for s in samples], dtype=np.uint64)
+        self.keys = mix(mix(keys + np.uint64(seed ^ 0x6A09E667F3BCC909)) + np.uint64(GOLDEN))
 
     def move(self, source, target):
         self.keys[target] = self.keys[source]
 
     def _key(self, stream, positions, passes=None):
-        """Keys [B, M] for positions [B, M]."""
-        key = mix(self.keys[: len(positions), None] ^ _signed(stream))
-        key = mix(key + (positions + 1) * _signed(GOLDEN))
-        return key if passes is None else mix(key + (passes[:, None] + 1) * _signed(0xD1342543DE82EF95))
+        """uint64 keys [B, M] for positions [B, M]."""
+        positions = np.asarray(positions).astype(np.uint64)
+        key = mix(self.keys[: len(positions), None] ^ np.uint64(stream))
+        key = mix(key + (positions + np.uint64(1)) * np.uint64(GOLDEN))
+        return key if passes is None else mix(key + np.uint64((passes + 1) * 0xD1342543DE82EF95 & MASK))
 
     def uniform(self, stream, positions, passes=None):
-        """One uniform a position: fp32 [B, M] in (0, 1).
+        """One uniform a position.
 
         Args:
-            positions: int64 [B, M] absolute positions.
-            passes: int64 [B], the sample's own pass number: makes the draw fresh in every pass.
-        """
-        return _unit(mix(self._key(stream, positions, passes) + _signed(GOLDEN)))
+            positions: integers [B, M], absolute.
+            passes: the run's pass number: makes the draw fresh in every pass.
 
-    def gumbel(self, positions, vocab):
-        """Gumbel(0,1) vectors fp32 [B, M, vocab], fixed for a position (decoding spec 4.4, 7).
+        Returns:
+            float32 array [B, M], strictly inside (0, 1).
+        """
+        bits = mix(self._key(stream, positions, passes) + np.uint64(GOLDEN))
+        return ((bits >> np.uint64(41)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+
+    def gumbel(self, positions, vocab, device="cpu"):
+        """Gumbel(0,1) vectors, fixed for a position (decoding spec 4.4, 7).
 
         Computed from an exponential variable with full relative precision near 0, where the winners are.
+
+        Args:
+            positions: integers [B, M], absolute.
+
+        Returns:
+            fp32 tensor [B, M, vocab] on `device`.
         """
-        counter = torch.arange(1, vocab + 1, device=positions.device) * _signed(GOLDEN)
-        bits = mix(self._key(GUMBEL, positions)[..., None] + counter)
-        high, low = _shift(bits, 40).to(torch.float32), (bits & 0xFFFFFF).to(torch.float32)
-        v = ((high + (low + 0.5) * 2.0**-24) * 2.0**-24).clamp_(max=1 - 2.0**-24)
-        return -(-torch.log1p(-v)).log()
+        keys = torch.from_numpy(self._key(GUMBEL, positions).view(np.int64)).to(device)
+        counter = torch.arange(1, vocab + 1, device=device) * _signed(GOLDEN)
+        bits = mix_tensor(keys[..., None] + counter)
+        high = ((bits >> 40) & 0xFFFFFF).to(torch.float32)
+        low = (bits & 0xFFFFFF).to(torch.float32)
+        v = low.add_(0.5).mul_(2.0**-24).add_(high).mul_(2.0**-24).clamp_(max=1 - 2.0**-24)
+        return v.neg_().log1p_().neg_().log_().neg_()

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .errors import UserError
+
 
 @dataclass(frozen=True)
 class TokenPlan:
@@ -63,19 +65,19 @@ class TokenPlan:
             kept: None, or codes int64 [1 or batch, frames, rows, cols], -1 where a cell is to be drawn.
 
         Raises:
-            ValueError: kept has another grid, or holds codes outside the vocabulary.
+            UserError: kept has another grid, or holds codes outside the vocabulary.
         """
         out = self.forced.clone().expand(batch, -1).clone()
         if kept is None:
             return out
         want = (self.frames, self.rows, self.cols)
         if tuple(kept.shape[1:]) != want or kept.shape[0] not in (1, batch):
-            raise ValueError(
+            raise UserError(
                 f"kept tokens have the grid {tuple(kept.shape)} (batch, frames, rows, columns); "
                 f"this run needs {(batch, *want)}: use the same size, frame count and batch"
             )
         if int(kept.max()) >= self.vocab or int(kept.min()) < -1:
-            raise ValueError(
+            raise UserError(
                 f"kept tokens reach from {int(kept.min())} to {int(kept.max())}, the model draws codes 0 to "
                 f"{self.vocab - 1}: they come from another codec"
             )

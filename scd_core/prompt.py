@@ -29,8 +29,8 @@ class Stream:
     """One guidance stream before the first image token.
 
     Attributes:
-        ids: int64 [P] prompt token ids, or None when `features` are given.
-        features: [P, width] for families that take text features.
+        ids: int64 [P] prompt token ids, or None for families that take text features.
+        features: [P, width] text features, or None for the model's own unconditional ones.
         mask: bool [P], False for tokens that nothing may see; None: all are visible.
         context: [C, width] cross-attended text, or None.
     """
@@ -42,4 +42,4 @@ class Stream:
 
     @property
     def length(self):
-        return len(self.ids if self.ids is not None else self.features)
+        return next(len(t) for t in (self.ids, self.features, self.mask) if t is not None)

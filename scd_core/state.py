@@ -1,9 +1,16 @@
-"""Everything that lives during one decode call and dies with it: tokens, drafts' laws, noise, memory."""
+"""Everything that lives during one decode call and dies with it: tokens, drafts' laws, noise, memory.
+
+Whole numbers (tokens, positions, records) live on the host, where they cost next to nothing; vectors over the
+vocabulary live on the device, in rings as long as the window.
+"""
 
 import numpy as np
 import torch
 
+from .drafting import draft_laws, draft_tokens, source_positions
 from .memory import TrajectoryMemory
+
+AHEAD = 16  # positions whose Gumbel noise is made at a time
 
 
 class Ring:
@@ -14,16 +21,21 @@ class Ring:
         self.capacity = capacity
 
     def _place(self, positions, valid=None):
-        rows = torch.arange(len(positions), device=positions.device)[:, None]
+        """Flat places [B*M] of positions [B, M] on the device."""
         place = positions % self.capacity
-        return rows, place if valid is None else torch.where(valid, place, self.capacity)
+        if valid is not None:
+            place = np.where(valid, place, self.capacity)
+        flat = place + np.arange(len(place))[:, None] * (self.capacity + 1)
+        return torch.from_numpy(flat.reshape(-1)).to(self.store.device)
 
     def read(self, positions):
-        """[B, M] positions -> [B, M, V] (a copy)."""
-        return self.store[self._place(positions)]
+        """Positions [B, M] -> [B, M, V] (a copy)."""
+        rows = self.store.flatten(0, 1).index_select(0, self._place(positions))
+        return rows.view(*positions.shape, -1)
 
-    def write(self, positions, values, valid):
-        self.store[self._place(positions, valid)] = values
+    def write(self, positions, values, valid=None):
+        """Store values [B, M, V]; where `valid` [B, M] is False they are dropped."""
+        self.store.flatten(0, 1).index_copy_(0, self._place(positions, valid), values.flatten(0, 1))
 
     def move(self, source, target):
         self.store[target] = self.store[source]
@@ -42,15 +54,15 @@ class Frontier:
         self.start = 0  # first position not committed
         self.end = 0  # positions below it have had a first draft
         self.per_pass = []  # free tokens committed in each pass
-        self.visits = np.zeros(len(fixed), dtype=np.int32)  # passes that looked at a position
+        self.visits = np.zeros(len(fixed), dtype=np.int32)  # passes that looked at a free position
 
     @property
     def done(self):
         return self.decided == len(self.free)
 
     def begin(self, prefix):
-        """Positions below `prefix` are given and prefilled."""
-        self.start = self.end = prefix
+        """Positions below `prefix` are given and prefilled; those up to the first free one need no draft."""
+        self.start, self.end = prefix, int(self.free[0])
 
     def window_end(self, window):
         """One past the last position of a window of `window` free positions; that position is free."""
@@ -62,8 +74,9 @@ class Frontier:
         last = self.free[np.minimum(np.arange(len(self.free)) + window, len(self.free)) - 1]
         return int((last - first).max()) + 1
 
-    def advance(self, positions):
-        """Commit `positions` from `start` on."""
+    def advance(self, positions, window):
+        """Commit `positions` from `start` on, after a pass with a window of `window` free positions."""
+        self.visits[self.free[self.decided : self.decided + window]] += 1
         self.start += positions
         after = int(np.searchsorted(self.free, self.start))
         self.per_pass.append(after - self.decided)
@@ -71,53 +84,79 @@ class Frontier:
 
 
 class WindowState:
-    """Tensors of the active samples. Row order is the order of `active`; a finished row is moved out.
+    """State of the active samples. Row order is the order of `active`; a finished row is moved out.
 
-    Args:
-        fixed: int64 [B, N] token ids that are given, -1 elsewhere.
+    Attributes:
+        tokens: int64 array [B, N+1] decided tokens and present drafts; the last column belongs to no position.
+        fixed: int64 array [B, N+1] token ids that are given, -1 elsewhere.
     """
 
     def __init__(self, plan, method, fixed, noise, span, reach, device, memory):
         batch, n = fixed.shape
-        self.plan, self.noise, self.vocab, self.base = plan, noise, plan.vocab, plan.base
-        self.tokens = torch.zeros(batch, n + 1, dtype=torch.int64, device=device)  # last column: no position
-        self.tokens[:, :n] = fixed.clamp(min=0).to(device)
-        self.fixed = torch.full_like(self.tokens, -1)
-        self.fixed[:, :n] = fixed.to(device)
+        self.noise, self.vocab, self.base, self.device = noise, plan.vocab, plan.base, device
+        self.fixed = np.full((batch, n + 1), -1)
+        self.fixed[:, :n] = fixed
+        self.tokens = np.maximum(self.fixed, 0)
         uniform = 1.0 / plan.vocab  # a law that was never computed (a kept cell) reads as uniform
         self.laws = Ring(batch, span + reach, plan.vocab, device, uniform) if method.needs_q else None
-        self.gumbels = Ring(batch, span, plan.vocab, device) if method.needs_gumbel else None
+        self.gumbels = Ring(batch, span + AHEAD, plan.vocab, device) if method.needs_gumbel else None
+        self.noisy = None  # [B] positions below it have their noise
         self.memory = None
         if memory and method.memory:
             offsets = TrajectoryMemory.neighbours(plan.row_stride, plan.frame_stride)
-            self.memory = TrajectoryMemory(batch, span, offsets, device)
+            self.memory = TrajectoryMemory(batch, span, offsets)
 
     def columns_at(self, positions):
         """Law columns of the tokens at `positions` [B, M] (out of range for format tokens)."""
-        return self.tokens.gather(1, positions) - self.base
+        return self.tokens[np.arange(len(positions))[:, None], positions] - self.base
 
-    def enter(self, positions, valid, draft):
-        """Give newly entered positions their noise and first drafts.
+    def make_noise(self, known, ends):
+        """Give positions below `ends` [B] their Gumbel noise, some in advance."""
+        if self.noisy is None:
+            self.noisy = known.copy()
+        done = self.noisy[: len(ends)]
+        if (done >= ends).all():
+            return
+        new = done[:, None] + np.arange(max(int((ends - done).max()), AHEAD))
+        positions, valid = new, new < ends[:, None] + AHEAD
+        self.gumbels.write(positions, self.noise.gumbel(positions, self.vocab, self.device), valid)
+        self.noisy[: len(ends)] = np.maximum(done, np.minimum(new[:, -1] + 1, ends + AHEAD))
 
-        Args:
-            positions: int64 [B, M]; valid: bool [B, M].
-            draft: (state, positions) -> (columns, law or None).
+    def enter(self, start, stride, known, ends):
+        """First drafts for the positions from `known` [B] to `ends` [B] (see `drafting`).
+
+        Returns:
+            None, or (positions [B, M], valid [B, M], columns on the device) when the drafts were drawn there.
         """
         if self.gumbels is not None:
-            self.gumbels.write(positions, self.noise.gumbel(positions, self.vocab), valid)
+            self.make_noise(known, ends)
+        count = int((ends - known).max())
+        if count <= 0:
+            return None
+        new = known[:, None] + np.arange(count)
+        valid, positions = new < ends[:, None], np.minimum(new, self.tokens.shape[1] - 2)
         if self.memory is not None:
             self.memory.enter(positions, valid)
-        columns, law = draft(self, positions)
-        fixed = self.fixed.gather(1, positions)
-        tokens = torch.where(fixed >= 0, fixed, columns + self.base)
-        self.tokens.scatter_(1, torch.where(valid, positions, self.tokens.shape[1] - 1), tokens)
-        if self.laws is not None:
+        source = source_positions(positions, known, stride)
+        if start.from_law and self.laws is not None:
+            columns, law = draft_laws(self, positions, source)
             self.laws.write(positions, law, valid)
+            return positions, valid, columns
+        columns = draft_tokens(self, positions, source)
+        if self.laws is not None:
+            hot = torch.nn.functional.one_hot(torch.from_numpy(columns).to(self.device), self.vocab)
+            self.laws.write(positions, hot.float(), valid)
+        rows = np.arange(len(positions))[:, None]
+        fixed = self.fixed[rows, positions]
+        place = np.where(valid, positions, self.tokens.shape[1] - 1)
+        self.tokens[rows, place] = np.where(fixed >= 0, fixed, columns + self.base)
+        return None
 
     def move(self, source, target):
         """Copy row `source` over row `target`."""
-        for store in (self.tokens, self.fixed):
-            store[target] = store[source]
+        for store in (self.tokens, self.fixed, self.noisy):
+            if store is not None:
+                store[target] = store[source]
         for part in (self.laws, self.gumbels, self.memory, self.noise):
             if part is not None:
                 part.move(source, target)

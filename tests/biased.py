@@ -45,9 +45,14 @@ def own_noise_again(view):
     return (residual(view).log() + view.gumbel).argmax(-1)
 
 
+def frozen_uniform(view, stream):
+    """The same uniform for a position in every pass."""
+    return torch.from_numpy(view.noise.uniform(stream, view.positions))
+
+
 def frozen_noise(view):
     """The residual draw of a position uses the same uniform in every pass."""
-    return inverse_cdf(residual(view), view.noise.uniform(streams.RESIDUAL, view.positions))
+    return inverse_cdf(residual(view), frozen_uniform(view, streams.RESIDUAL))
 
 
 def with_epsilon(view):
@@ -63,7 +68,7 @@ def law_itself(view):
 def frozen_threshold(view):
     """The accept uniform of a position is the same in every pass."""
     p, q = (t.gather(-1, view.draft[..., None]).squeeze(-1) for t in (view.p, view.q))
-    kept = view.noise.uniform(streams.ACCEPT, view.positions) * q < p
+    kept = frozen_uniform(view, streams.ACCEPT) * q < p
     token = inverse_cdf(residual(view), view.uniform(streams.RESIDUAL))
     return torch.where(kept, view.draft, token), kept
 

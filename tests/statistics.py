@@ -85,7 +85,7 @@ def combined_z(z):
 
 
 def randomised_pit(log_p, columns, generator):
-    """H10: mass of the more probable tokens plus a random share of the tied mass; iid U(0,1) if exact: float64 [B, N]."""
+    """H10: mass of the more probable tokens plus a random share of the tied mass, iid U(0,1) if exact: [B, N]."""
     p = log_p.double().exp()
     own = p.gather(-1, columns[..., None])
     above = (p * (p > own)).sum(-1)

@@ -76,7 +76,7 @@ def test_safetensors_file_is_described_from_its_header_alone(tmp_path, monkeypat
     path = tmp_path / "Modèle é" / "my model.safetensors"
     path.parent.mkdir()
     save_file({"a": A.bfloat16(), "b": B}, path, metadata={"config": '{"dim": 3}', "note": "x"})
-    monkeypatch.setattr("scd_pack.scd_core.checkpoint.source.safe_open", None)
+    monkeypatch.setattr("scd_pack.scd_core.checkpoint.readers.safe_open", None)
     source = Source.open(str(path))
     assert (source.root, source.files, set(source.keys())) == (path.parent, (path,), {"a", "b"})
     assert (
@@ -668,11 +668,10 @@ def test_save_overwrites_only_when_asked_and_leaves_nothing_half_written(tmp_pat
     save_safetensors({"a": A + 1}, path, overwrite=True)
     assert torch.equal(Source.open(path).read("a"), A + 1)
 
-    def full(tensors, name, metadata):
-        put(name, b"half")
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("scd_pack.scd_core.checkpoint.source.save_file", full)
+    monkeypatch.setattr("scd_pack.scd_core.checkpoint.writer._bytes", full)
     refused(lambda: save_safetensors({"a": A}, path, overwrite=True), "'m.safetensors'", "No space left")
     refused(lambda: save_safetensors({"a": A}, path / "deeper" / "x.safetensors"), "x.safetensors", "written")
     assert os.listdir(tmp_path) == ["m.safetensors"] and torch.equal(Source.open(path).read("a"), A + 1)

@@ -1,5 +1,6 @@
 """Single-step laws of the couplings, against the formulas, on a million draws."""
 
+import numpy as np
 import pytest
 import torch
 from scd_pack.scd_core.coupling import gumbel_argmax, inverse_cdf, maximal
@@ -119,7 +120,7 @@ def test_inverse_cdf_is_monotone():
 
 def shared_draws(p, q, n, seed=0):
     """Tokens of two laws under the same noise of n positions."""
-    gumbel = Noise(seed, [0]).gumbel(torch.arange(n)[None], len(p))
+    gumbel = Noise(seed, [0]).gumbel(np.arange(n)[None], len(p))
     return gumbel_argmax(p.log(), gumbel)[0], gumbel_argmax(q.log(), gumbel)[0]
 
 

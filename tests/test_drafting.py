@@ -1,9 +1,10 @@
 """First drafts: where they come from, and that the recorded law is the law they were drawn from."""
 
+import numpy as np
 import pytest
 import torch
 from scd_pack.scd_core.acceptance import METHODS
-from scd_pack.scd_core.drafting import STARTS, automatic_start, first_drafts, source_positions, stride_of
+from scd_pack.scd_core.drafting import STARTS, automatic_start, draft_laws, draft_tokens, source_positions, stride_of
 from scd_pack.scd_core.noise import Noise
 from scd_pack.scd_core.plan import TokenPlan
 from scd_pack.scd_core.state import WindowState
@@ -14,11 +15,9 @@ PLAN = TokenPlan(2, 3, 4, 6, base=10)
 
 def state_of(method, batch=1, plan=PLAN, reach=4, seed=3):
     """A state whose tokens are set by hand."""
-    fixed = torch.full((batch, plan.length), -1)
-    state = WindowState(
-        plan, METHODS[method], fixed, Noise(seed, range(batch)), plan.length, reach, "cpu", memory=False
-    )
-    state.tokens[:] = plan.base + torch.arange(plan.length + 1) % plan.vocab
+    fixed = np.full((batch, plan.length), -1)
+    state = WindowState(plan, METHODS[method], fixed, Noise(seed, range(batch)), plan.length, reach, "cpu", False)
+    state.tokens[:] = plan.base + np.arange(plan.length + 1) % plan.vocab
     return state
 
 
@@ -42,8 +41,8 @@ def test_automatic_start():
 @pytest.mark.parametrize("stride", [0, 1, 3, 7])
 def test_sources_by_the_long_way(stride):
     """Step back by the stride until a position is known (or the sequence begins)."""
-    known = torch.tensor([0, 5, 9])
-    positions = known[:, None] + torch.arange(20)
+    known = np.array([0, 5, 9])
+    positions = known[:, None] + np.arange(20)
     got = source_positions(positions, known, stride)
     for b in range(3):
         for j, source in zip(positions[b].tolist(), got[b].tolist()):
@@ -51,28 +50,37 @@ def test_sources_by_the_long_way(stride):
                 assert source < 0
                 continue
             want = j - stride
-            while want >= int(known[b]):
+            while want >= known[b]:
                 want -= stride
             assert source == want if want >= 0 else source < 0
 
 
 @pytest.mark.parametrize("name", ["left", "above", "previous_frame"])
-@pytest.mark.parametrize("method", ["seed-exact", "scd-maximal"])
-def test_copies(name, method):
-    """The token of the source, one-hot law; without a source any token."""
-    start = STARTS[name]
-    stride = stride_of(start, PLAN)
-    state, known = state_of(method, reach=stride), torch.tensor([stride + 2])
-    positions = known[:, None] + torch.arange(stride + 3)
-    columns, law = first_drafts(start, state, positions, known, stride)
+def test_copies(name):
+    """The token of the source; without a source any token."""
+    stride = stride_of(STARTS[name], PLAN)
+    state, known = state_of("seed-exact", reach=stride), np.array([stride + 2])
+    positions = known[:, None] + np.arange(stride + 3)
     source = source_positions(positions, known, stride)
-    assert torch.equal(columns, (state.tokens.gather(1, source) - PLAN.base))
-    if method == "seed-exact":
-        assert law is None
-    else:
-        assert torch.equal(law, torch.nn.functional.one_hot(columns, PLAN.vocab).float())
-    first, _ = first_drafts(start, state, torch.tensor([[0, 1]]), torch.tensor([0]), stride)
+    columns = draft_tokens(state, positions, source)
+    assert (columns[0] == state.tokens[0, source[0]] - PLAN.base).all()
+    first = draft_tokens(state, np.array([[0, 1]]), source_positions(np.array([[0, 1]]), np.array([0]), stride))
     assert ((first >= 0) & (first < PLAN.vocab)).all()
+    none = np.full((1, 40), -1)
+    free = draft_tokens(state, np.arange(40)[None] % 24, none)
+    assert set(free.ravel().tolist()) == set(range(PLAN.vocab))
+
+
+@pytest.mark.parametrize("name", ["random", "left", "above", "previous_frame"])
+def test_copied_drafts_have_one_hot_laws(name):
+    """Through the state, as the loop does it."""
+    stride = stride_of(STARTS[name], PLAN)
+    state = state_of("scd-maximal", reach=stride)
+    assert state.enter(STARTS[name], stride, np.array([stride]), np.array([stride + 6])) is None
+    positions = stride + np.arange(6)[None]
+    law = state.laws.read(positions)
+    assert torch.equal(law.argmax(-1), torch.from_numpy(state.columns_at(positions)))
+    assert torch.equal(law.sum(-1), torch.ones(1, 6)) and torch.equal(law.max(-1).values, torch.ones(1, 6))
 
 
 def test_a_format_token_is_no_source():
@@ -80,48 +88,60 @@ def test_a_format_token_is_no_source():
     plan = row_end_plan(rows=3, cols=2, vocab=6, base=10, end=3)
     state = state_of("scd-maximal", plan=plan, reach=1)
     state.tokens[:, 2] = 3
-    columns, law = first_drafts(STARTS["left"], state, torch.tensor([[3]]), torch.tensor([3]), 1)
-    assert 0 <= int(columns) < 6 and float(law[0, 0, columns[0, 0]]) == 1
+    column = int(draft_tokens(state, np.array([[3]]), np.array([[2]]))[0, 0])
+    assert 0 <= column < 6
+    state.enter(STARTS["left"], 1, np.array([3]), np.array([4]))
+    assert state.tokens[0, 3] == column + 10 and float(state.laws.read(np.array([[3]]))[0, 0, column]) == 1
+
+
+def counts_fit(columns, p):
+    """Every bin within 5 sigma, impossible ones empty."""
+    n = columns.numel()
+    counts = torch.bincount(columns.flatten(), minlength=len(p))
+    assert (counts[p == 0] == 0).all()
+    assert ((counts - n * p).abs() <= 5 * (n * p * (1 - p)).sqrt()).all()
 
 
 @pytest.mark.parametrize("name", ["random", "uniform"])
-def test_random_drafts_cover_the_vocabulary(name):
-    """Uniform in both cases; they differ in the law that is recorded."""
-    batch = 6000
-    state = state_of("scd-maximal", batch=batch)
-    columns, law = first_drafts(STARTS[name], state, torch.zeros(batch, 1, dtype=torch.int64),
-                                torch.zeros(batch, dtype=torch.int64), 0)
-    counts = torch.bincount(columns.flatten(), minlength=PLAN.vocab)
-    assert ((counts - batch / 6).abs() < 5 * (batch * 5 / 36) ** 0.5).all()
-    want = torch.nn.functional.one_hot(columns, 6).float() if name == "random" else torch.full((batch, 1, 6), 1 / 6)
-    assert torch.allclose(law, want)
+def test_drafts_without_a_source_are_uniform(name):
+    """In both cases; they differ in the law that is recorded."""
+    batch, where = 6000, np.zeros((6000, 1), dtype=np.int64)
+    state, uniform = state_of("scd-maximal", batch=batch), torch.full((6,), 1 / 6)
+    if name == "random":
+        counts_fit(torch.from_numpy(draft_tokens(state, where, where - 1)), uniform)
+    else:
+        columns, law = draft_laws(state, where, where - 1)
+        counts_fit(columns, uniform)
+        assert torch.allclose(law, uniform.expand(batch, 1, 6))
 
 
 @pytest.mark.parametrize("method", ["scd-maximal", "scd-gumbel"])
 @pytest.mark.parametrize("name", ["left_law", "above_law", "previous_frame_law"])
 def test_law_starts_draw_from_the_law_they_record(name, method):
-    batch, start = 8000, STARTS[name]
-    stride = stride_of(start, PLAN)
-    state, known = state_of(method, batch=batch, reach=stride), torch.full((batch,), stride + 1)
+    batch = 8000
+    stride = stride_of(STARTS[name], PLAN)
+    state, known = state_of(method, batch=batch, reach=stride), np.full((batch, 1), stride + 1)
     p = torch.tensor([0.5, 0.0, 0.2, 0.1, 0.0, 0.2])
-    everywhere = torch.arange(PLAN.length).expand(batch, -1)
-    valid = torch.ones(batch, PLAN.length, dtype=torch.bool)
-    state.laws.write(everywhere[:, : stride + 1], p, valid[:, : stride + 1])
+    state.laws.write(known - stride, p.expand(batch, 1, -1))
     if state.gumbels is not None:
-        state.gumbels.write(everywhere, state.noise.gumbel(everywhere, PLAN.vocab), valid)
-    columns, law = first_drafts(start, state, known[:, None], known, stride)
+        state.gumbels.write(known, state.noise.gumbel(known, PLAN.vocab))
+    columns, law = draft_laws(state, known, source_positions(known, known[:, 0], stride))
     assert torch.equal(law, p.expand(batch, 1, -1))
-    counts = torch.bincount(columns.flatten(), minlength=6)
-    assert (counts[p == 0] == 0).all()
-    assert ((counts - batch * p).abs() <= 5 * (batch * p * (1 - p)).sqrt()).all()
+    counts_fit(columns, p)
     if method == "scd-gumbel":  # the start shares the position's own noise
-        want = (p.log() + state.gumbels.read(known[:, None])).argmax(-1)
-        assert torch.equal(columns, want)
+        assert torch.equal(columns, (p.log() + state.gumbels.read(known)).argmax(-1))
+
+
+def test_a_law_that_was_never_computed_is_uniform():
+    """The source may be a given cell: nothing was drawn there, so nothing is known."""
+    state = state_of("scd-maximal")
+    _, law = draft_laws(state, np.array([[5]]), np.array([[4]]))
+    assert torch.allclose(law, torch.full((1, 1, 6), 1 / 6))
 
 
 def test_drafts_are_keyed_by_position():
     """The same position gets the same first draft whichever pass it enters in."""
-    state = state_of("seed-exact")
-    one, _ = first_drafts(STARTS["random"], state, torch.arange(8)[None], torch.tensor([0]), 0)
-    two, _ = first_drafts(STARTS["random"], state, torch.arange(3, 8)[None], torch.tensor([3]), 0)
-    assert torch.equal(one[:, 3:], two)
+    state, none = state_of("seed-exact"), np.full((1, 8), -1)
+    one = draft_tokens(state, np.arange(8)[None], none)
+    two = draft_tokens(state, np.arange(3, 8)[None], none[:, 3:])
+    assert (one[:, 3:] == two).all()

@@ -5,36 +5,38 @@ import random
 import numpy as np
 import pytest
 import torch
+from scd_pack.scd_core import state as module
 from scd_pack.scd_core.acceptance import METHODS
+from scd_pack.scd_core.drafting import STARTS
 from scd_pack.scd_core.noise import Noise
 from scd_pack.scd_core.plan import TokenPlan
-from scd_pack.scd_core.state import Frontier, Ring, WindowState
+from scd_pack.scd_core.state import AHEAD, Frontier, Ring, WindowState
 
 
 def test_ring_remembers_the_last_capacity_positions():
     ring, rng, kept = Ring(2, 5, 3, "cpu", fill=-1.0), random.Random(0), {}
     for position in range(40):
         values = torch.rand(2, 1, 3)
-        valid = torch.tensor([[True], [rng.random() < 0.7]])
-        ring.write(torch.full((2, 1), position), values, valid)
+        valid = np.array([[True], [rng.random() < 0.7]])
+        ring.write(np.full((2, 1), position), values, valid)
         for row in range(2):
-            if valid[row]:
+            if valid[row, 0]:
                 kept[row, position % 5] = values[row, 0]
         for back in range(min(position + 1, 5)):
-            read = ring.read(torch.full((2, 1), position - back))
+            read = ring.read(np.full((2, 1), position - back))
             for row in range(2):
                 want = kept.get((row, (position - back) % 5), torch.full((3,), -1.0))
                 assert torch.equal(read[row, 0], want)
 
 
 def test_ring_read_is_a_copy_and_move_takes_a_row():
-    ring = Ring(2, 3, 2, "cpu")
-    ring.write(torch.tensor([[1], [1]]), torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), torch.ones(2, 1, dtype=torch.bool))
-    view = ring.read(torch.tensor([[1], [1]]))
+    ring, one = Ring(2, 3, 2, "cpu"), np.array([[1], [1]])
+    ring.write(one, torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]))
+    view = ring.read(one)
     view[:] = 9
-    assert ring.read(torch.tensor([[1], [1]]))[1, 0].tolist() == [3, 4]
+    assert ring.read(one)[1, 0].tolist() == [3, 4]
     ring.move(1, 0)
-    assert ring.read(torch.tensor([[1]]))[0, 0].tolist() == [3, 4]
+    assert ring.read(one[:1])[0, 0].tolist() == [3, 4]
 
 
 def random_fixed(rng, length, share):
@@ -51,8 +53,9 @@ def test_frontier_walks_over_given_tokens(window, share):
     for _ in range(60):
         fixed = random_fixed(rng, rng.randint(1, 30), share)
         f = Frontier(0, fixed)
-        f.begin(int(f.free[0]) if rng.random() < 0.5 else 0)
-        span, passes, widest = f.span(window), 0, 0
+        f.begin(rng.randint(0, int(f.free[0])))
+        assert f.end == f.free[0]
+        span, passes, widest, looked = f.span(window), 0, 0, np.zeros(len(fixed), dtype=int)
         while not f.done:
             end = f.window_end(window)
             inside = fixed[f.start : end]
@@ -61,10 +64,12 @@ def test_frontier_walks_over_given_tokens(window, share):
             assert end - f.start <= span
             widest = max(widest, end - f.start)
             ends = [i + 1 for i, token in enumerate(inside) if token < 0]  # a commit stops at a free position
-            f.advance(rng.choice(ends))
+            looked[f.start : end] += inside < 0
+            f.advance(rng.choice(ends), window)
             passes += 1
         assert sum(f.per_pass) == len(f.free) == (fixed < 0).sum()
         assert min(f.per_pass) >= 1 and len(f.per_pass) == passes
+        assert np.array_equal(f.visits, looked)  # free positions only, once a pass
 
 
 def test_span_is_no_larger_than_needed():
@@ -80,9 +85,12 @@ def test_span_is_no_larger_than_needed():
 
 def make(method, memory=True, batch=2, span=4, reach=0, vocab=6):
     plan = TokenPlan(1, 4, 5, vocab, base=2)
-    fixed = torch.full((batch, 20), -1)
+    fixed = np.full((batch, 20), -1)
     fixed[0, 3] = 7
     return WindowState(plan, METHODS[method], fixed, Noise(1, range(batch)), span, reach, "cpu", memory)
+
+
+BOTH = np.array([0, 0])
 
 
 def test_only_what_the_method_needs():
@@ -93,48 +101,103 @@ def test_only_what_the_method_needs():
         assert (state.memory is not None) == method.memory
         assert make(name, memory=False).memory is None
     assert make("scd-gumbel", span=4, reach=5).laws.store.shape == (2, 4 + 5 + 1, 6)
-    assert make("scd-gumbel", span=4, reach=5).gumbels.store.shape == (2, 4 + 1, 6)
+    assert make("scd-gumbel", span=4, reach=5).gumbels.store.shape == (2, 4 + AHEAD + 1, 6)
 
 
-def test_enter_gives_noise_draft_and_law_and_respects_given_tokens():
-    state = make("scd-gumbel")
-    positions = torch.tensor([[2, 3], [2, 3]])
-    valid = torch.tensor([[True, True], [True, False]])
-    law = torch.rand(2, 2, 6)
-    state.enter(positions, valid, lambda s, where: (torch.full_like(where, 4), law))
-    assert state.tokens[0, 2:4].tolist() == [6, 7]  # column 4 is token 6; position 3 is given
-    assert state.tokens[1, 2:4].tolist() == [6, 0]  # the lane without a position writes nothing
-    assert torch.equal(state.laws.read(positions)[0], law[0])
-    assert torch.equal(state.gumbels.read(positions)[0], state.noise.gumbel(positions, 6)[0])
-    assert torch.equal(state.columns_at(torch.tensor([[2], [2]])), torch.tensor([[4], [4]]))
+@pytest.mark.parametrize("method", ["seed-exact", "scd-gumbel"])
+def test_enter_gives_drafts_and_respects_given_tokens(method):
+    state = make(method)
+    assert state.enter(STARTS["random"], 0, BOTH + 2, np.array([4, 3])) is None
+    assert 2 <= state.tokens[0, 2] < 8 and state.tokens[0, 3] == 7  # position 3 of the first row is given
+    assert 2 <= state.tokens[1, 2] < 8 and state.tokens[1, 3] == 0  # the second row's window ends before it
+    if state.laws is not None:
+        law = state.laws.read(np.array([[2], [2]]))
+        hot = torch.nn.functional.one_hot(torch.from_numpy(state.tokens[:2, 2:3] - 2), 6)
+        assert torch.equal(law, hot.float())
+    assert (state.columns_at(np.array([[2], [2]])) == state.tokens[:, 2:3] - 2).all()
 
 
-def test_noise_is_there_before_the_draft_is_drawn():
-    state = make("scd-gumbel")
-    positions, valid, seen = torch.tensor([[0, 1], [0, 1]]), torch.ones(2, 2, dtype=torch.bool), []
+@pytest.mark.parametrize("start", ["left", "left_law"])
+def test_enter_gives_noise_draft_and_law_and_respects_given_tokens(start):
+    state, positions = make("scd-gumbel", reach=1), np.array([[2, 3], [2, 3]])
+    law, noise = torch.rand(2, 1, 6).softmax(-1), state.noise.gumbel(positions, 6)
+    state.tokens[:, 1] = 6
+    state.laws.write(BOTH[:, None] + 1, law)
+    drawn = state.enter(STARTS[start], 1, BOTH + 2, np.array([4, 3]))
+    if start == "left":
+        assert drawn is None
+        assert state.tokens[0, 2:4].tolist() == [6, 7]  # column 4 is token 6; position 3 is given
+        assert state.tokens[1, 2:4].tolist() == [6, 0]  # the lane without a position writes nothing
+        assert state.columns_at(positions[:, :1]).tolist() == [[4], [4]]
+        law = torch.eye(6)[[4, 4]][:, None]
+    else:
+        where, valid, columns = drawn
+        assert np.array_equal(where, positions) and valid.tolist() == [[True, True], [True, False]]
+        assert torch.equal(columns[0], (law[0].log() + noise[0]).argmax(-1))
+        assert state.tokens[:, 2:4].tolist() == [[0, 7], [0, 0]]
+    laws = state.laws.read(positions)
+    assert torch.equal(laws[0], law[0].expand(2, -1)) and torch.equal(laws[1, 0], law[1, 0])
+    assert torch.equal(laws[1, 1], torch.full((6,), 1 / 6))  # never written
+    assert torch.equal(state.gumbels.read(positions)[0], noise[0])
 
-    def draft(s, where):
+
+@pytest.mark.parametrize("start, drafting", [("random", "draft_tokens"), ("uniform", "draft_laws")])
+def test_noise_is_there_before_the_draft_is_drawn(start, drafting, monkeypatch):
+    state, seen, real = make("scd-gumbel"), [], getattr(module, drafting)
+
+    def draft(s, where, source):
         seen.append(s.gumbels.read(where))
-        return torch.zeros_like(where), torch.ones(2, 2, 6) / 6
+        return real(s, where, source)
 
-    state.enter(positions, valid, draft)
-    assert torch.equal(seen[0], state.noise.gumbel(positions, 6))
+    monkeypatch.setattr(module, drafting, draft)
+    state.enter(STARTS[start], 0, BOTH, BOTH + 2)
+    assert len(seen) == 1 and torch.equal(seen[0], state.noise.gumbel(np.array([[0, 1], [0, 1]]), 6))
+
+
+def test_drafts_drawn_on_the_device_come_back():
+    state = make("scd-maximal")
+    positions, valid, columns = state.enter(STARTS["uniform"], 0, BOTH, np.array([4, 2]))
+    assert positions.tolist() == [[0, 1, 2, 3]] * 2 and valid.tolist() == [[True] * 4, [True, True, False, False]]
+    assert columns.shape == (2, 4) and int(columns.min()) >= 0 and int(columns.max()) < 6
+    assert state.enter(STARTS["uniform"], 0, np.array([4, 2]), np.array([4, 2])) is None
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "seed-exact", "scd-gumbel"])
+def test_every_position_of_a_window_has_its_own_noise(method):
+    """However frontiers run apart, and although noise is made some positions ahead in a ring."""
+    rng, state, span = random.Random(1), make(method, span=4), 4
+    start = np.array([0, 0])
+    ends = np.minimum(start + span, 20)
+    known = start.copy()
+    while (start < 20).all():
+        state.enter(STARTS["random"], 0, known, ends)
+        for b in range(2):
+            inside = np.arange(start[b], ends[b])[None].repeat(2, 0)
+            assert torch.equal(state.gumbels.read(inside)[b], state.noise.gumbel(inside, 6)[b])
+        known = ends
+        start = start + np.array([rng.randint(1, span), rng.randint(1, span)])
+        ends = np.maximum(known, np.minimum(start + span, 20))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_move_takes_everything_along(method):
-    state = make(method)
-    positions = torch.tensor([[0, 1], [0, 1]])
-    laws = torch.rand(2, 2, 6)
-    state.enter(positions, torch.ones(2, 2, dtype=torch.bool), lambda s, w: (torch.tensor([[1, 2], [3, 4]]), laws))
+    state, positions = make(method), np.array([[0, 1], [0, 1]])
+    state.enter(STARTS["random"], 0, BOTH, BOTH + 2)
+    state.tokens[:, :2] = [[3, 4], [5, 6]]
+    if state.laws is not None:
+        state.laws.write(positions, torch.rand(2, 2, 6))
+    if state.noisy is not None:
+        state.noisy[1] = 77
     if state.memory is not None:
         state.memory.answers[1] = 3
-    want = state.noise.gumbel(positions, 6)[1]
+    want, tokens = state.noise.gumbel(positions, 6)[1], state.tokens[1].tolist()
+    laws = None if state.laws is None else state.laws.read(positions)[1]
     state.move(1, 0)
-    assert state.tokens[0, :2].tolist() == [5, 6] and int(state.fixed[0, 3]) == -1
+    assert state.tokens[0].tolist() == tokens and tokens[:2] == [5, 6] and state.fixed[0, 3] == -1
+    assert state.noisy is None or state.noisy[0] == 77
     assert torch.equal(state.noise.gumbel(positions, 6)[0], want)
-    if state.laws is not None:
-        assert torch.equal(state.laws.read(positions)[0], laws[1])
+    if laws is not None:
+        assert torch.equal(state.laws.read(positions)[0], laws)
     if state.gumbels is not None:
         assert torch.equal(state.gumbels.read(positions)[0], want)
     if state.memory is not None:

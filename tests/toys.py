@@ -43,9 +43,9 @@ class ToySession:
         self.known = torch.full((len(fixed), plan.length + 1), UNKNOWN)
         self.known[:, :prefix] = fixed[:, :prefix]
 
-    def window(self, tokens, before, valid, length, opening):
+    def window(self, tokens, before, length, opening):
         spare = self.known.shape[1] - 1
-        where = torch.where(valid & (before >= 0), before, spare)
+        where = torch.where(before >= 0, before, spare)
         self.known[: len(tokens)].scatter_(1, where, tokens)
         self.known[:, spare] = UNKNOWN
         known = self.known[: len(tokens)]
@@ -170,9 +170,8 @@ WORDS = 4  # prompt tokens behind the image tokens
 
 
 def tiny_config(vocab=12, **changes):
-    values = dict(
-        dim=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=vocab + WORDS, head_rows=vocab
-    )
+    values = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48}
+    values.update(vocab=vocab + WORDS, head_rows=vocab)
     return DecoderConfig(**{**values, **changes})
 
 
@@ -220,6 +219,11 @@ def draw(decoder, plan, streams=None, kept=None, callback=None, family=None, var
     return loop.decode(
         decoder, family or ToyFamily(), plan, streams, settings, kept=kept, callback=callback, method=variant
     )
+
+
+def position_rows(decoder, positions, length):
+    """What the decoder wants to know of the first `length` slots."""
+    return positions.ready(decoder.cfg.rope_pairing, torch.float32).rows(torch.arange(length)[None])
 
 
 @torch.inference_mode()

@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from scd_core.acceptance import METHODS  # noqa: E402
 from scd_core.generate import Request, generate, law_settings  # noqa: E402
+from scd_core.law import LawSettings  # noqa: E402
 from scd_core.loop import Settings, decode  # noqa: E402
 from scd_core.models.load import load_model, native_bf16  # noqa: E402
 from scd_core.models.rope import rope_1d  # noqa: E402
@@ -32,18 +33,59 @@ from scd_core.plan import TokenPlan  # noqa: E402
 from scd_core.prompt import Stream  # noqa: E402
 
 PICTURES = (
-    "fox on snow, rocket on night, burger on wood, strawberry on plain, penguin on snow, elephant on grass, "
-    "pizza slice on wood, lion on sand, panda on grass, sailboat on water, tiger on grass, rainbow on sky, "
-    "apple on wood, bus on sand, tree on grass, frog on water, donut on plain, car on sand, balloon on sky, "
-    "robot on plain, train on grass, bear on snow, sunflower on grass, octopus on water, birthday cake on wood, "
-    "tractor on grass, guitar on wood, cow on grass, earth on night, parrot on sky, duck on water, moon on night"
-).split(", ")
+    "fox on snow",
+    "rocket on night",
+    "burger on wood",
+    "strawberry on plain",
+    "penguin on snow",
+    "elephant on grass",
+    "pizza slice on wood",
+    "lion on sand",
+    "panda on grass",
+    "sailboat on water",
+    "tiger on grass",
+    "rainbow on sky",
+    "apple on wood",
+    "bus on sand",
+    "tree on grass",
+    "frog on water",
+    "donut on plain",
+    "car on sand",
+    "balloon on sky",
+    "robot on plain",
+    "train on grass",
+    "bear on snow",
+    "sunflower on grass",
+    "octopus on water",
+    "birthday cake on wood",
+    "tractor on grass",
+    "guitar on wood",
+    "cow on grass",
+    "earth on night",
+    "parrot on sky",
+    "duck on water",
+    "moon on night",
+    "",
+)
 CLIPS = (
-    "panda growing on grass, car moving left on sand, rocket moving up on night, fox bouncing on snow, "
-    "duck moving right on water, apple spinning on wood, balloon moving up on sky, robot shrinking on plain, "
-    "lion growing on sand, penguin bouncing on snow, donut spinning on plain, bus moving right on grass, "
-    "frog bouncing on water, moon moving down on night, tree shrinking on grass, train moving left on wood"
-).split(", ")
+    "panda growing on grass",
+    "car moving left on sand",
+    "rocket moving up on night",
+    "fox bouncing on snow",
+    "duck moving right on water",
+    "apple spinning on wood",
+    "balloon moving up on sky",
+    "robot shrinking on plain",
+    "lion growing on sand",
+    "penguin bouncing on snow",
+    "donut spinning on plain",
+    "bus moving right on grass",
+    "frog bouncing on water",
+    "moon moving down on night",
+    "tree shrinking on grass",
+    "train moving left on wood",
+    "",
+)
 BENCHMARK = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.0}
 
 
@@ -77,7 +119,8 @@ ROWS = {
 def first_frame(model, prompt, seed):
     """Kept codes [1, 8, 8, 8]: the first frame of a clip drawn with the model's own settings."""
     encode = model.family.text.encode
-    drawn = generate(model.decoder, model.family, encode(prompt), request=Request(frames=8, seed=seed + 5000, window=64))
+    request = Request(frames=8, seed=seed + 5000, window=64)
+    drawn = generate(model.decoder, model.family, encode(prompt), request=request)
     kept = torch.full_like(drawn.codes, -1)
     kept[:, 0] = drawn.codes[:, 0]
     return kept
@@ -92,7 +135,8 @@ def run(model, prompt, request, kept=None, method=None):
     settings = Settings(
         method=request.method, window=request.window, seed=request.seed, law=law_settings(request, model.family)
     )
-    return decode(model.decoder, model.family, plan, model.family.streams(prompt, None, plan), settings, kept, method=method)[1]
+    streams = model.family.streams(prompt, None, plan)
+    return decode(model.decoder, model.family, plan, streams, settings, kept, method=method)[1]
 
 
 def row(kind, label, window, reports):
@@ -210,7 +254,7 @@ def overhead_wide(tokens=(12, 16)):
     streams = [Stream(ids=torch.arange(30) + i) for i in range(2)]
     out = []
     for method in ("scd-maximal", "seed-exact"):
-        settings = Settings(method=method, window=32, seed=1, law=replace(law_settings(Request(), PresetOnly), cfg=5.0))
+        settings = Settings(method=method, window=32, seed=1, law=LawSettings(cfg=5.0))
         report = decode(net, WideFamily(), plan, streams, settings)[1]
         out.append(
             {
@@ -226,14 +270,6 @@ def overhead_wide(tokens=(12, 16)):
     return out
 
 
-class PresetOnly:
-    """Defaults of the overhead run: temperature 1, nothing cut."""
-
-    from scd_core.models.family import Defaults
-
-    defaults = Defaults()
-
-
 def show(entry):
     print("  ".join(f"{k} {v}" for k, v in entry.items() if k != "tokens_sha256"), flush=True)
 
@@ -242,7 +278,8 @@ def machine():
     name = platform.processor() or platform.machine()
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
-        name = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), name)
+        lines = info.read_text().splitlines()
+        name = next((line.split(":")[1].strip() for line in lines if "model name" in line), name)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
     return {
         "cpu": name,

@@ -11,6 +11,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LONGEST = 400
+LONGEST_TEST = 700  # tables of cases may be longer than code
 PACK = ("scd_core", "nodes")  # what runs inside the host
 NOT_IN_CORE = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "transformers"}
 NOT_IN_PACK = {"subprocess", "multiprocessing", "marshal"}
@@ -78,8 +79,9 @@ def code_breaches(path, part):
 def text_breaches(path):
     """(line, rule) of any text file."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    if path.suffix == ".py" and len(lines) > LONGEST:
-        yield len(lines), f"longer than {LONGEST} lines"
+    longest = LONGEST_TEST if "tests" in path.parts else LONGEST
+    if path.suffix == ".py" and len(lines) > longest:
+        yield len(lines), f"longer than {longest} lines"
     for number, line in enumerate(lines, 1):
         found = MACHINE_PATH.search(line)
         if found:

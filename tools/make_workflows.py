@@ -11,6 +11,7 @@ import json
 import pathlib
 import sys
 import tempfile
+import uuid
 
 from host_api import ROOT, problems, running_host
 from workflow_json import input_specs, is_widget
@@ -18,7 +19,8 @@ from workflow_json import input_specs, is_widget
 VERSION = "0.1.0"
 REGISTRY_ID = "speculative-coupled-decoding"
 GREEN, RED = ("#232", "#353"), ("#322", "#533")
-BLUE, GREY = "#3f789e", "#444"
+HEAD = 36  # room for the title of a group above its nodes
+BLUE, GREY = "#3f789e", "#8a8a8a"
 
 
 class Graph:
@@ -77,8 +79,9 @@ class Graph:
 
     def group(self, title, left, top, width, height, colour=BLUE):
         """A titled frame around nodes."""
-        self.groups.append({"id": len(self.groups) + 1, "title": title, "bounding": [left, top, width, height],
-                            "color": colour, "font_size": 24, "flags": {}})
+        box = [left, top - HEAD, width, height + HEAD]
+        self.groups.append({"id": len(self.groups) + 1, "title": title, "bounding": box, "color": colour,
+                            "font_size": 24, "flags": {}})
 
     def file(self):
         """The workflow as the page saves it."""
@@ -141,8 +144,8 @@ def text_to_image(info):
               upscale_method="lanczos", width=512, height=512, crop="disabled")
     graph.add("save", "SaveImage", (1580, 50), (400, 410), wires={"images": ("scale", 0)},
               filename_prefix="SCD/picture")
-    graph.group("How it went", 1230, 500, 770, 400, GREY)
-    figures(graph, 1250, 550)
+    graph.group("How it went", 1230, 530, 770, 400, GREY)
+    figures(graph, 1250, 580)
     return graph.file()
 
 
@@ -155,13 +158,13 @@ def text_to_video(info):
                (20, 230), (330, 230))
     graph.group("Draw", 810, 0, 390, 860)
     graph.add("draw", "SCD_Sampler", (830, 50), (350, 780), wires=sampler_wires(), seed=1, frames=8)
-    graph.group("Clip", 1230, 0, 770, 580)
+    graph.group("Clip", 1230, 0, 770, 720)
     graph.add("decode", "SCD_VQDecode", (1250, 50), (300, 60), wires={"tokens": ("draw", 0), "vq": ("load", 2)})
     graph.add("scale", "ImageScale", (1250, 170), (300, 170), "Enlarge", wires={"image": ("decode", 0)},
               upscale_method="lanczos", width=256, height=256, crop="disabled")
-    graph.add("save", "SCD_VideoCombine", (1580, 50), (400, 510), wires={"images": ("scale", 0)}, frame_rate=8.0)
-    graph.group("How it went", 1230, 600, 770, 400, GREY)
-    figures(graph, 1250, 650)
+    graph.add("save", "SCD_VideoCombine", (1580, 50), (340, 640), wires={"images": ("scale", 0)}, frame_rate=8.0)
+    graph.group("How it went", 1230, 760, 770, 400, GREY)
+    figures(graph, 1250, 810)
     return graph.file()
 
 
@@ -172,21 +175,21 @@ def compare_methods(info):
                "**seed-exact** far fewer, and both draw the same tokens (compare the sha256 in the reports).\n\n"
                "Change the method of the second one to see the others: equally lawful, but other pictures.",
                (20, 230), (330, 230))
-    graph.group("One seed for both", 0, 500, 780, 180)
-    graph.add("seed", "PrimitiveInt", (20, 550), (330, 90), "Seed", value=1)
-    for row, method in enumerate(("autoregressive", "seed-exact")):
-        top = row * 900
-        graph.group(method, 810, top, 1570, 880)
-        graph.add(method, "SCD_Sampler", (830, top + 50), (350, 800), method, method=method,
+    graph.group("One seed for both", 0, 530, 780, 170)
+    graph.add("seed", "PrimitiveInt", (20, 580), (330, 90), "Seed", value=1)
+    for column, method in enumerate(("autoregressive", "seed-exact")):
+        left = 830 + column * 1240
+        graph.group(method, left - 20, 0, 1200, 900)
+        graph.add(method, "SCD_Sampler", (left, 50), (350, 780), method, method=method, window=32,
                   wires={**sampler_wires(), "seed": ("seed", 0)})
         decoded, large = f"decode {method}", f"scale {method}"
-        graph.add(decoded, "SCD_VQDecode", (1220, top + 50), (300, 60),
+        graph.add(decoded, "SCD_VQDecode", (left + 380, 50), (300, 60),
                   wires={"tokens": (method, 0), "vq": ("load", 2)})
-        graph.add(large, "ImageScale", (1220, top + 170), (300, 170), "Enlarge", wires={"image": (decoded, 0)},
+        graph.add(large, "ImageScale", (left + 380, 170), (300, 170), "Enlarge", wires={"image": (decoded, 0)},
                   upscale_method="lanczos", width=512, height=512, crop="disabled")
-        graph.add(f"show {method}", "PreviewImage", (1560, top + 50), (430, 430), f"Picture, {method}",
+        graph.add(f"show {method}", "PreviewImage", (left + 710, 50), (430, 460), f"Picture, {method}",
                   wires={"images": (large, 0)})
-        figures(graph, 1220, top + 520, method, f", {method}")
+        figures(graph, left + 380, 550, method, f", {method}")
     return graph.file()
 
 
@@ -202,7 +205,7 @@ def write(object_info, folder):
     paths = []
     for name, make in WORKFLOWS.items():
         workflow = make(object_info)
-        workflow["id"] = name.lower().replace(" ", "-")
+        workflow["id"] = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{REGISTRY_ID} {name}"))
         wrong = problems(workflow, object_info)
         if wrong:
             raise SystemExit(f"{name}: {'; '.join(wrong)}")

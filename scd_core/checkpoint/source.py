@@ -6,82 +6,22 @@ belong together: files; whether a file is whole: header.
 """
 
 import json
-import os
+import math
 import re
 from contextlib import suppress
+from copy import copy
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from ..errors import UserError
-from .files import SAFE_ENDINGS, SETTINGS, pick, scan
-from .header import STORED, label, read_header, read_json, some
-from .pickles import load_tensors
-
-
-class _Safetensors:
-    """One safetensors file: shapes and types from its header, tensors mapped on demand."""
-
-    def __init__(self, path):
-        self.path = path
-        self.entries, self.metadata = read_header(path)
-        self._open = None
-
-    def keys(self):
-        return self.entries.keys()
-
-    def shape(self, key):
-        return tuple(self.entries[key]["shape"])
-
-    def dtype(self, key):
-        stored = self.entries[key]["dtype"]
-        dtype = getattr(torch, STORED.get(stored, (0, ""))[1], None)
-        if dtype is None:
-            raise UserError(f"{label(self.path)} stores '{key}' as {stored}, which this PyTorch "
-                            f"{torch.__version__} does not have; use a bf16 or fp16 file of the model, or a "
-                            "newer PyTorch.")
-        return dtype
-
-    def tensor(self, key):
-        self.dtype(key)
-        try:
-            if self._open is None:
-                self._open = safe_open(self.path, framework="pt", device="cpu")
-            return self._open.get_tensor(key)
-        except MemoryError:
-            raise
-        except Exception as error:  # the library's own types, and OSError for a drive that went away
-            raise UserError(f"{label(self.path)}: the tensor '{key}' cannot be read ({error}); check the "
-                            "drive or download the file again.") from error
-
-    def close(self):
-        self._open = None
-
-
-class _Pickle:
-    """One pickled PyTorch file; its tensors are mapped, or in memory when the file is of the old format."""
-
-    metadata = {}
-
-    def __init__(self, path, part):
-        self._tensors = load_tensors(path, part)
-
-    def keys(self):
-        return self._tensors.keys()
-
-    def shape(self, key):
-        return tuple(self._tensors[key].shape)
-
-    def dtype(self, key):
-        return self._tensors[key].dtype
-
-    def tensor(self, key):
-        return self._tensors[key]
-
-    def close(self):
-        self._tensors = {}
+from .beside import SideFile, accepted, far_folders, matches, own_folders
+from .files import INDEX, SAFE_ENDINGS, SETTINGS, pick
+from .header import read_json, some
+from .packed import packed_parts, stored_sides
+from .readers import PickleReader, SafetensorsReader
+from .scales import find_scales, is_scale, unscaled
 
 
 class Source:
@@ -91,6 +31,10 @@ class Source:
     files     weight files in use (tuple of Path)
     config    dict: the metadata entry "config" of the file, else config.json or params.json, else {}
     metadata  str -> str stored in the safetensors files, or {}
+    sides     name -> `SideFile` of all side files that were asked for and found
+    parts     label -> `Source` of all other weights that were asked for and found
+
+    Scaled fp8 weights (`X.weight` with `X.scale_weight` or `X.weight_scale`) read as bf16, already multiplied.
     """
 
     def __init__(self, picked, part=None):
@@ -98,14 +42,29 @@ class Source:
         self.files = tuple(picked.folder / name for name in picked.names)
         self._whole = picked.whole
         self._readers = {
-            name: _Safetensors(file) if name.lower().endswith(SAFE_ENDINGS) else _Pickle(file, part)
+            name: SafetensorsReader(file) if name.lower().endswith(SAFE_ENDINGS) else PickleReader(file, part)
             for name, file in zip(picked.names, self.files)
         }
         self.metadata = {}
         for reader in self._readers.values():
             self.metadata = reader.metadata | self.metadata
-        self._where = self._merge() if picked.weight_map is None else self._follow(picked.weight_map)
+        where = self._merge() if picked.weight_map is None else self._follow(picked.weight_map)
         self.config = self._find_config()
+        self._packed = packed_parts(self.metadata)
+        self._stored_sides = stored_sides(self.metadata)
+        self._place({key: (name, key) for key, name in where.items() if not self._in_part(key)})
+        self._elsewhere = {key: name for key, name in where.items() if self._in_part(key)}
+
+    def _place(self, where):
+        """Take tensors {name: (file, name in the file)}; the scales of fp8 weights leave the list of names."""
+        self.sides, self.parts = {}, {}
+        self._scales = find_scales(where, lambda key: self._readers[where[key][0]].dtype(where[key][1]))
+        hidden = {key for key in where if is_scale(key, self._scales)}
+        self._where = {key: place for key, place in where.items() if key not in hidden}
+        self._hidden = {key: where[key] for key in hidden}
+
+    def _in_part(self, key):
+        return any(key.startswith(packed["prefix"]) for packed in self._packed.values())
 
     @classmethod
     def open(cls, path, part=None):
@@ -150,18 +109,39 @@ class Source:
         return self._where.keys()
 
     def _reader(self, key):
-        if key not in self._where:
+        """(reader, name in its file) of a tensor."""
+        place = self._where.get(key) or self._hidden.get(key)
+        if place is None:
             raise UserError(f"'{self.root}' has no tensor '{key}' among its {len(self._where)}; the file is "
                             "of another model or incomplete.")
-        return self._readers[self._where[key]]
+        return self._readers[place[0]], place[1]
 
     def shape(self, key):
         """Shape of a tensor (tuple of int), without reading it."""
-        return self._reader(key).shape(key)
+        reader, name = self._reader(key)
+        return reader.shape(name)
 
     def dtype(self, key):
-        """Stored torch dtype of a tensor, without reading it; UserError when this torch has no such type."""
-        return self._reader(key).dtype(key)
+        """torch dtype that a tensor reads as; UserError when this torch has no such type."""
+        return torch.bfloat16 if key in self._scales else self.stored(key)
+
+    def stored(self, key):
+        """torch dtype of a tensor in the file."""
+        reader, name = self._reader(key)
+        return reader.dtype(name)
+
+    def scaled(self, key):
+        """Is this an fp8 weight with one scale for the whole tensor? (Scales by row are multiplied on reading.)"""
+        return key in self._scales and math.prod(self.shape(self._scales[key])) == 1
+
+    def raw(self, key):
+        """(stored tensor, its fp32 scale or None); the tensor is a private view of the mapped file."""
+        reader, name = self._reader(key)
+        tensor = reader.tensor(name)
+        if key not in self._scales:
+            return tensor, None
+        reader, name = self._reader(self._scales[key])
+        return tensor, reader.tensor(name).float()
 
     def read(self, key, dtype=None, device="cpu"):
         """Read one tensor, shape `shape(key)`, on `device`.
@@ -170,7 +150,9 @@ class Source:
         a cast the result is a private view of the mapped file: writing to it never reaches the disk. Raises
         UserError.
         """
-        tensor = self._reader(key).tensor(key)
+        tensor, scale = self.raw(key)
+        if scale is not None:
+            tensor = unscaled(tensor.to(device), scale.to(device), dtype or torch.bfloat16)
         return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
     def find(self, *names):
@@ -180,14 +162,83 @@ class Source:
         folder is this model's own, and for Meta's layout (models/7b/params.json) the release folder and its
         tokenizer/.
         """
-        folders = [self.root]
-        if self._whole:
-            folders += [self.root / sub for sub in scan(self.root)[1]]
-        if self.root.parent.name == "models" and (self.root / "params.json").is_file():
-            release = self.root.parent.parent
-            folders += [release, release / "tokenizer"]
-        places = (folder / name for name in names for folder in folders)
+        places = (folder / name for name in names for folder in own_folders(self.root, self._whole))
         return next((place for place in places if place.is_file()), None)
+
+    def side(self, *names, fits=None):
+        """First side file of these names -> `SideFile` or None: stored in the file, beside it, or farther away.
+
+        Args:
+            names: best first; wildcards and subfolders are allowed.
+            fits: called with a `SideFile`; False or a UserError refuses it. Without it only the model's own
+                folders are searched (see `find`), with it also the folders around the model.
+
+        Raises:
+            UserError: `fits` told why a file in the model's own folder is of no use.
+        """
+        for name in names:
+            for stored in self._stored_sides:
+                if fnmatchcase(stored, Path(name).name):
+                    where = f"{stored} inside {self.files[0]}"
+                    found = self.sides[stored] = SideFile(stored, where, stored=self._stored_sides[stored])
+                    return found
+        for near, path in self._candidates(names, far=fits is not None):
+            found = SideFile(path.name, str(path), path)
+            if accepted(fits, found, near):
+                self.sides[found.name] = found
+                return found
+        return None
+
+    def part(self, label, *names, fits=None):
+        """Other weights that belong to this model -> `Source` or None: packed into its file, beside it, or farther.
+
+        Args:
+            label: short name, unique in the model ("vq"). names, fits: as in `side`, `fits` gets a `Source`;
+                an index file stands for its folder.
+
+        Raises:
+            UserError: a file in the model's own folder cannot be opened, or `fits` told why it is of no use.
+        """
+        if label in self._packed:
+            found = self._unpack(label)
+            if accepted(fits, found, True):
+                self.parts[label] = found
+                return found
+        for near, path in self._candidates(names, far=fits is not None):
+            if path in self.files:
+                continue
+            try:
+                found = Source.open(path.parent if INDEX.match(path.name) else path)
+            except UserError:
+                if near:
+                    raise
+                continue
+            if accepted(fits, found, near):
+                self.parts[label] = found
+                return found
+            found.close()
+        return None
+
+    def _candidates(self, names, far):
+        """(belongs to the model itself, path) of all files of these names, best first."""
+        for near, listed in ((True, own_folders), (False, far_folders)):
+            folders = list(listed(self.root, self._whole)) if near or far else []
+            yield from ((near, path) for name in names for folder in folders for path in matches(folder, name))
+
+    def _unpack(self, label):
+        """A part that the converter put into this file, with its own names, settings and side files."""
+        packed, view = self._packed[label], copy(self)
+        view.config, view._packed, view._stored_sides = packed["config"], {}, packed["sides"]
+        prefix = packed["prefix"]
+        view._place(
+            {key.removeprefix(prefix): (name, key) for key, name in self._elsewhere.items() if key.startswith(prefix)}
+        )
+        return view
+
+    def release(self):
+        """Let go of mapped files as far as no tensor read from them is in use; they are opened again when needed."""
+        for reader in self._readers.values():
+            reader.release()
 
     def close(self):
         """Let go of the files; tensors already read stay valid."""
@@ -221,47 +272,3 @@ def check_keys(found, wanted, ignore=(), where="the file"):
             told.append(f"{len(extra)} are unexpected ({some(extra, 4)})")
         raise UserError(f"The names in {where} do not fit the model: {' and '.join(told)}; select the "
                         "complete files of a supported release.")
-
-
-def save_safetensors(tensors, path, metadata=None, overwrite=False):
-    """Write tensors (dict name -> tensor, any device) to a .safetensors file, whole or not at all -> Path.
-
-    metadata: dict of str to str; other values are stored as JSON, so {"config": {...}} comes back as
-    `Source.config`. Raises UserError when the file exists and `overwrite` is False, the ending is wrong, or
-    the disk refuses; then nothing is left behind and an older file stays as it was.
-    """
-    path = Path(path)
-    if not path.name.lower().endswith(SAFE_ENDINGS):
-        raise UserError(f"{label(path)} must end in .safetensors to be written.")
-    if path.exists() and not overwrite:
-        raise UserError(f"{label(path)} exists already and is not overwritten; choose another name or ask "
-                        "for overwriting.")
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in (metadata or {}).items()}
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb"):
-            mode = os.stat(part).st_mode
-        save_file(_separate(tensors), part, metadata=texts)
-        os.chmod(part, mode)  # the library makes files that only their owner can read
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{label(path)} cannot be written ({error}); check the free space, the permissions "
-                        "and that no program has it open.") from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
-    return path
-
-
-def _separate(tensors):
-    """The tensors as the format wants them: dense, on the CPU, none sharing memory with another."""
-    seen, result = set(), {}
-    for key, tensor in tensors.items():
-        dense = tensor.detach().cpu().contiguous()
-        memory = dense.untyped_storage()
-        if memory.data_ptr() in seen or memory.nbytes() != dense.nbytes:  # tied, or a part of more
-            dense = dense.clone()
-        seen.add(dense.untyped_storage().data_ptr())
-        result[key] = dense
-    return result

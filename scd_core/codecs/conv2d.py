@@ -30,6 +30,7 @@ class ConvCodecConfig:
     spatial_norm: bool = False  # MoVQ: decoder norms modulated by the codes
     l2_codebook: bool = False  # compare and emit unit-length codebook rows (VQ-16 of LlamaGen and Janus)
     post_quant: bool = True
+    encoder: bool = True  # False: the checkpoint holds the decoder alone
     range: tuple = (-1.0, 1.0)  # decoder output for black and white
 
     @property
@@ -148,15 +149,16 @@ class Encoder(nn.Module):
         chans = [cfg.ch * m for m in cfg.ch_mult]
         self.conv_in = ops.Conv2d(3, cfg.ch, 3, padding=1, **kw)
         self.down = nn.ModuleList()
-        for i, c in enumerate(chans):
-            cin = chans[i - 1] if i else cfg.ch
+        c = cfg.ch
+        for i, wanted in enumerate(chans):
+            cin, c = c, wanted if cfg.encoder_blocks else c  # a level without blocks keeps its channels
             level = _level(cin, c, cfg.encoder_blocks, i in cfg.attn_levels, norm, ops, kw)
             if i < len(chans) - 1:
                 level.downsample = Downsample(c, ops, **kw)
             self.down.append(level)
-        self.mid = _mid(chans[-1], norm, ops, kw)
-        self.norm_out = norm(chans[-1])
-        self.conv_out = ops.Conv2d(chans[-1], cfg.z_channels, 3, padding=1, **kw)
+        self.mid = _mid(c, norm, ops, kw)
+        self.norm_out = norm(c)
+        self.conv_out = ops.Conv2d(c, cfg.z_channels, 3, padding=1, **kw)
 
     def forward(self, x):
         h = self.conv_in(x)
@@ -210,15 +212,14 @@ class ConvCodec(nn.Module):
 
     Args:
         cfg: `ConvCodecConfig`.
-        with_encoder: build the encoder too (a checkpoint may hold the decoder alone).
         operations: namespace of layers (default plain torch without initialisation).
     """
 
-    def __init__(self, cfg, with_encoder=True, operations=None, device=None, dtype=None):
+    def __init__(self, cfg, operations=None, device=None, dtype=None):
         super().__init__()
         ops, kw = operations or plain_operations, {"device": device, "dtype": dtype}
         self.cfg = cfg
-        if with_encoder:
+        if cfg.encoder:
             self.encoder = Encoder(cfg, ops, **kw)
             self.quant_conv = ops.Conv2d(cfg.z_channels, cfg.code_dim, 1, **kw)
         self.quantize = nn.ModuleDict({"embedding": ops.Embedding(cfg.codes, cfg.code_dim, **kw)})
@@ -251,8 +252,12 @@ class ConvCodec(nn.Module):
     def encode(self, frames):
         """Frames [B,H,W,3] in 0..1 -> codes int64 [B,H/f,W/f].
 
-        Raises ValueError when the sides are no multiples of the codec's factor.
+        Raises ValueError when the sides are no multiples of the codec's factor, or the codec has no encoder.
         """
+        if not self.cfg.encoder:
+            raise ValueError(
+                "this model's image tokenizer has no encoder in its files: it can draw, but not read pictures"
+            )
         f = self.cfg.factor
         if frames.shape[1] % f or frames.shape[2] % f:
             raise ValueError(f"a picture of {frames.shape[2]}x{frames.shape[1]} does not divide into {f}-pixel tokens")

@@ -8,6 +8,7 @@ from ..codecs.conv2d import ConvCodecConfig
 from ..plan import TokenPlan
 from ..prompt import Prompt, Stream
 from .family import Defaults, Family, Size
+from .parts import Ref
 from .rope import rope_1d
 from .transformer import DecoderConfig, Positions
 
@@ -62,18 +63,17 @@ class BundledFamily(Family):
     def detect(source):
         return source.config.get("family") == "bundled"
 
-    @staticmethod
-    def keys(source, part):
-        """Names inside a part -> keys in the file."""
-        return {key.removeprefix(part + "."): key for key in source.keys() if key.startswith(part + ".")}
-
     def __init__(self, source):
-        config = source.config
+        self.source, config = source, source.config
         self.codec_config = ConvCodecConfig(**{k: _tuple(v) for k, v in config["codec"].items()})
         self.decoder_config = DecoderConfig(**{k: _tuple(v) for k, v in config["decoder"].items()})
         codes = self.codec_config.codes
         self.pad, self.start_picture, self.start_clip = codes, codes + 1, codes + 2
         self.text = WordEncoder(config["words"], codes + 3, self.pad)
+
+    def refs(self, part):
+        dot = part + "."
+        return {key.removeprefix(dot): Ref(self.source, key) for key in self.source.keys() if key.startswith(dot)}
 
     def plan(self, size):
         f = self.codec_config.factor

@@ -31,19 +31,22 @@ class TableEmbedding(nn.Module):
 class CodebookEmbedding(nn.Module):
     """Janus: image tokens are short codebook rows lifted by a small network; text has its own table.
 
-    `cfg.embed_args` = (image codes, code dim).
+    `cfg.embed_args` = (image codes, code dim, layers of the network).
     """
 
     def __init__(self, cfg, ops, **kw):
         super().__init__()
-        codes, code_dim = cfg.embed_args
+        codes, code_dim, depth = cfg.embed_args
         self.embed_tokens = ops.Embedding(cfg.vocab, cfg.dim, **kw)
         self.gen_embed = ops.Embedding(codes, code_dim, **kw)
-        self.aligner_in = ops.Linear(code_dim, cfg.dim, **kw)
-        self.aligner_out = ops.Linear(cfg.dim, cfg.dim, **kw)
+        widths = [code_dim] + [cfg.dim] * depth
+        self.aligner = nn.ModuleList(ops.Linear(a, b, **kw) for a, b in zip(widths, widths[1:]))
 
     def image(self, ids, dtype):
-        return self.aligner_out(F.gelu(self.aligner_in(self.gen_embed(ids, out_dtype=dtype))))
+        x = self.aligner[0](self.gen_embed(ids, out_dtype=dtype))
+        for layer in self.aligner[1:]:
+            x = layer(F.gelu(x))
+        return x
 
     def prompt(self, stream, dtype):
         return self.embed_tokens(stream.ids, out_dtype=dtype)

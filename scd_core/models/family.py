@@ -32,6 +32,10 @@ class Family:
 
     name = ""  # in messages
     title = ""  # in lists of what is supported
+    ignored = ()  # regular expressions of keys that its files hold and image generation does not need
+    networks = ("decoder", "codec")  # parts that refs() knows
+    ending = ()  # token ids that the format puts behind the plan's; nobody needs to draw them
+    marks = {}  # what was concluded from names of files or folders; a one-file form keeps it as config["scd"]
     text = None  # encoder: .encode(text) -> Prompt
     frame_rate = 8  # frames a second of its clips
     guidance = "logits"  # what the guidance formula mixes: "logits" or "logprobs" (SimpleAR)
@@ -43,9 +47,8 @@ class Family:
         """Is this checkpoint `Source` one of ours? By its configuration first, then by keys and shapes."""
         raise AssertionError("each family knows its files")
 
-    @staticmethod
-    def keys(source, part):
-        """{name inside the network: key in the file} for part "decoder" or "codec"."""
+    def refs(self, part):
+        """{name inside the network: `Ref`} for part "decoder" or "codec"."""
         raise AssertionError("each family knows its keys")
 
     def size(self, width=0, height=0, frames=1):

@@ -54,7 +54,8 @@ class KVCache:
         if self.hidden is not None:
             own = self.columns[:length] == slots[:, :, None]  # a hidden token still sees itself
             blocked = blocked | (self.hidden[:rows, None, :length] & ~own)
-        mask = torch.zeros(blocked.shape, dtype=dtype, device=slots.device).masked_fill_(blocked, float("-inf"))
+        shut, open_ = (torch.tensor(x, dtype=dtype, device=slots.device) for x in (float("-inf"), 0.0))
+        mask = torch.where(blocked, shut, open_)
         index = (self.base[:rows] + slots).reshape(-1)
         return Step(rows, length, index, mask[:, None], slots)
 

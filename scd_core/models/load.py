@@ -1,5 +1,6 @@
 """From a file or folder on disk to a model that can draw: find the family, read the parts, check every key."""
 
+import math
 import pathlib
 from dataclasses import dataclass, field
 
@@ -8,11 +9,13 @@ import torch
 from ..checkpoint import Source, check_keys
 from ..codecs.conv2d import ConvCodec
 from ..errors import UserError
-from .bundled import BundledFamily
+from .families import FAMILIES
 from .transformer import Decoder
 
 BUNDLED = pathlib.Path(__file__).resolve().parents[1] / "bundled" / "model.safetensors"
-FAMILIES = (BundledFamily,)
+PARTS = ("decoder", "codec")
+SCALE = ".scale_weight"
+CHUNK = 1 << 27  # bytes of a file that may stay mapped after they have been copied
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -28,50 +31,87 @@ class ModelFiles:
     family: object
     name: str
 
-    def build(self, part, operations=None, device="cpu", dtype=None):
+    def build(self, part, operations=None, device="cpu", dtype=None, keep_fp8=False):
         """Make one network and give it its weights.
 
         Args:
             part: "decoder" or "codec".
             operations: namespace of layers; default plain torch.
             dtype: of the weights; None keeps the file's.
+            keep_fp8: the layers of `operations` multiply scaled fp8 weights themselves (they have a `scale_weight`),
+                so such weights stay in 8 bits; otherwise they are multiplied as they are read.
 
         Raises:
             UserError: missing, unexpected or wrongly shaped tensors, by name.
         """
-        keys = self.family.keys(self.source, part)
-        dtype = dtype or self.source.dtype(next(iter(keys.values())))
-        made = {"operations": operations, "dtype": dtype}
+        refs = self.family.refs(part)
+        dtype = dtype or next(iter(refs.values())).dtype
         with torch.device("meta"):
-            net = self._network(part, **made)
+            net = NETWORKS[part](getattr(self.family, part + "_config"), operations=operations, dtype=dtype)
         wanted = {name: tuple(t.shape) for name, t in net.state_dict().items()}
-        check_keys(keys, wanted, where=f"the {part} of {self.name}")
-        for name, key in keys.items():
-            found = self.source.shape(key)
-            if tuple(found) != wanted[name]:
+        scales = {name for name in wanted if keep_fp8 and name.endswith(SCALE)}
+        check_keys(refs, wanted.keys() - scales, where=f"the {part} of {self.name}")
+        for name, ref in refs.items():
+            if tuple(ref.shape) != wanted[name]:
                 raise UserError(
-                    f"{self.name}: tensor {key} has the shape {list(found)}, its configuration asks for "
+                    f"{self.name}: tensor {ref.key} has the shape {list(ref.shape)}, its configuration asks for "
                     f"{list(wanted[name])}: the configuration and the weights belong to different models"
                 )
-        state = {name: self.source.read(key, dtype=dtype, device=device) for name, key in keys.items()}
-        net.load_state_dict(state, strict=True, assign=True)
+        net.load_state_dict(read_state(refs, scales, dtype, device), strict=True, assign=True)
         return net.requires_grad_(False).eval()
 
-    def _network(self, part, **made):
-        if part == "codec":
-            return ConvCodec(self.family.codec_config, **made)
-        return Decoder(self.family.decoder_config, **made)
+    def check(self, need=PARTS):
+        """Every part is there, and every tensor of the file is used by a part or known to be useless.
+
+        Args:
+            need: parts that must be there; another one is left out of account when it is missing.
+
+        Raises:
+            UserError: missing parts; left-over tensors, by name.
+        """
+        used = set()
+        for part in PARTS:
+            try:
+                refs = self.family.refs(part)
+            except UserError:
+                if part in need:
+                    raise
+                continue
+            used |= {ref.key for ref in refs.values() if ref.source is self.source}
+        found = [key for key in self.source.keys() if key not in used]
+        check_keys(found, (), self.family.ignored, self.name)
 
     def parameters(self, part):
         """Number of weights of a part."""
-        return sum(_count(self.source.shape(key)) for key in self.family.keys(self.source, part).values())
+        return sum(math.prod(ref.shape) for ref in self.family.refs(part).values())
+
+    def scaled(self, part):
+        """Does a part hold scaled fp8 weights?"""
+        return any(ref.scaled for ref in self.family.refs(part).values())
 
 
-def _count(shape):
-    n = 1
-    for size in shape:
-        n *= size
-    return n
+def read_state(refs, scales, dtype, device):
+    """Tensors of a network by name. What is copied while it is read leaves the mapped file soon after.
+
+    Args:
+        refs: {name: `Ref`}. scales: names of scales that the layers have beside their weights.
+    """
+    state, copied = {name: torch.ones((), device=device) for name in scales}, 0
+    for name, ref in refs.items():
+        scale = name.removesuffix(".weight") + SCALE
+        if scale in scales and ref.scaled:
+            state[name], state[scale] = ref.read_scaled(device)
+        else:
+            state[name] = ref.read(dtype, device)
+        copied += 0 if ref.dtype == dtype and not ref.scaled and str(device) == "cpu" else ref.bytes
+        if copied > CHUNK:  # or the peak would be the weights twice: as they are stored and as they are wanted
+            copied = 0
+            for source in {id(r.source): r.source for r in refs.values()}.values():
+                source.release()
+    return state
+
+
+NETWORKS = {"decoder": Decoder, "codec": ConvCodec}
 
 
 @dataclass
@@ -85,17 +125,24 @@ class Model:
     device: torch.device = torch.device("cpu")
 
 
-def open_model(path=BUNDLED):
+def open_model(path=BUNDLED, need=PARTS, config=None):
     """Open a checkpoint and find its family.
+
+    Args:
+        need: parts that must be complete.
+        config: stands in for the configuration of files that have none.
 
     Raises:
         UserError: unreadable, or of no supported family (the sentence lists what was found).
     """
     path = pathlib.Path(path)
     source = Source.open(path)
+    source.config = source.config or config or {}
     for family in FAMILIES:
         if family.detect(source):
-            return ModelFiles(source, family(source), "the bundled model" if path == BUNDLED else path.name)
+            files = ModelFiles(source, family(source), "the bundled model" if path == BUNDLED else path.name)
+            files.check(need)
+            return files
     keys = sorted(source.keys())
     raise UserError(
         f"{path.name} is no model of a supported family: {len(keys)} tensors were found, the first are "

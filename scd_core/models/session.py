@@ -64,13 +64,12 @@ class Session:
         context = None if self.context is None else self.context[: len(x)]
         return self.decoder.hidden(x, rows, self.cache, step, context)
 
-    def window(self, tokens, before, valid, length, opening):
+    def window(self, tokens, before, length, opening):
         """Laws' raw material for one pass.
 
         Args:
             tokens: int64 [A, W] input ids: the last committed token and the drafts after it.
-            before: int64 [A, W] sequence position of each input (-1: the last prompt token).
-            valid: bool [A, W].
+            before: int64 [A, W] sequence position of each input (-1: the last prompt token; plan.length: padding).
             length: positions from the start that can be visible (largest `before` + 1).
             opening: some row starts with the last prompt token.
 
@@ -78,12 +77,14 @@ class Session:
             logits [A, S, W, V]; row i belongs to the position after `before[:, i]`.
         """
         s = self.streams
-        tokens, before, valid = (t.repeat_interleave(s, 0) if s > 1 else t for t in (tokens, before, valid))
+        if s > 1:
+            tokens, before = tokens.repeat_interleave(s, 0), before.repeat_interleave(s, 0)
         x = self.decoder.embed.image(tokens, self.dtype)
         if opening:
             first = (before[:, :1] < 0)[..., None]
             x[:, :1] = torch.where(first, self.last[: len(x), None], x[:, :1])
-        slots = torch.where(valid, before + self.offset[: len(x)], self.cache.slots)
+        # padding lands in the slot behind the row's last one, which nothing reads
+        slots = before + self.offset[: len(x)]
         hidden = self._forward(x, slots, min(self.longest + length, self.cache.slots + 1))
         return self.decoder.logits(hidden).unflatten(0, (-1, s))
 

@@ -42,6 +42,7 @@ class DecoderConfig:
     in_embed: str = "table"  # "table", "codebook" (Janus), "class" or "caption" (LlamaGen)
     embed_args: tuple = ()  # sizes for in_embed, see embedding.py
     out_head: str = "linear"  # or "mlp" (Janus: linear, GELU, linear)
+    head_width: int = 0  # inner width of an "mlp" head; 0: dim
     tied_head: bool = False
 
 
@@ -212,8 +213,9 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(cfg, ops, **kw) for _ in range(cfg.layers))
         self.norm = _rms(cfg, ops, **kw)
         if cfg.out_head == "mlp":
-            self.head_proj = ops.Linear(cfg.dim, cfg.dim, **kw)
-            self.lm_head = ops.Linear(cfg.dim, cfg.head_rows, **kw)
+            width = cfg.head_width or cfg.dim
+            self.head_proj = ops.Linear(cfg.dim, width, **kw)
+            self.lm_head = ops.Linear(width, cfg.head_rows, **kw)
         elif not cfg.tied_head:
             self.lm_head = ops.Linear(cfg.dim, cfg.head_rows, bias=False, **kw)
 

@@ -1,9 +1,9 @@
 """A ComfyUI inside this process, for checks that need to see its memory. Run by test_nodes.py:
 
-    python inside.py COMFYUI_DIR BASE_DIR CHECKS.py
+    python inside.py COMFYUI_DIR BASE_DIR CHECKS.py ...
 
-Starts the host without a server, loads the pack, runs every function check_* of CHECKS.py with an `Inside` and
-prints one JSON line a check: {"check": name, "error": null or the traceback, "seconds"}.
+Starts the host without a server, loads the pack, runs every function check_* of the files with an `Inside`
+and prints one JSON line a check: {"check": name, "error": null or the traceback, "seconds"}.
 """
 
 import asyncio
@@ -106,24 +106,27 @@ class Inside:
 
 
 def main():
-    comfy, base, checks = sys.argv[1:4]
-    spec = importlib.util.spec_from_file_location("checks", checks)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    comfy, base, *files = sys.argv[1:]
+    checks = {}
+    for file in files:
+        spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        checks |= {name: check for name, check in vars(module).items() if name.startswith("check_")}
     out, sys.stdout = sys.stdout, sys.stderr  # the answers alone go to stdout
     inside = Inside(pathlib.Path(comfy).resolve(), base)
-    for name, check in list(vars(module).items()):
-        if name.startswith("check_"):
-            error, start = None, time.monotonic()
-            try:
-                check(inside)
-            except Exception:
-                error = traceback.format_exc()
-            inside.on_progress = None
-            with contextlib.suppress(inside.mm.InterruptProcessingException):
-                inside.mm.throw_exception_if_processing_interrupted()
-            out.write(json.dumps({"check": name, "error": error, "seconds": round(time.monotonic() - start, 1)}) + "\n")
-            out.flush()
+    for name, check in checks.items():
+        error, start = None, time.monotonic()
+        try:
+            check(inside)
+        except Exception:
+            error = traceback.format_exc()
+        inside.on_progress = None
+        with contextlib.suppress(inside.mm.InterruptProcessingException):  # take back what a check asked for
+            inside.mm.throw_exception_if_processing_interrupted()
+        line = {"check": name, "error": error, "seconds": round(time.monotonic() - start, 1)}
+        out.write(json.dumps(line) + "\n")
+        out.flush()
 
 
 if __name__ == "__main__":

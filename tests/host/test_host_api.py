@@ -213,7 +213,7 @@ def test_pictures_go_into_stock_nodes(host):
 
 @pytest.mark.parametrize("node, name, wrong, made", [
     ("SCD_VQDecode", "tokens", "EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
-    ("SCD_Sampler", "prompt", "EmptyImage", {"width": 64, "height": 64, "batch_size": 1, "color": 0}),
+    ("SCD_Sampler", "positive", "EmptyImage", {"width": 64, "height": 64, "batch_size": 1, "color": 0}),
 ])
 def test_foreign_wires_are_refused(host, node, name, wrong, made):
     prompt = host.prompt(PICTURE)
@@ -225,7 +225,7 @@ def test_foreign_wires_are_refused(host, node, name, wrong, made):
 
 
 def test_widgets_out_of_range_are_refused_before_anything_runs(host):
-    for name, value in (("temperature", -1), ("top_p", 1.5), ("batch_size", 0)):
+    for name, value in (("temperature", -2), ("top_p", 1.5), ("batch_size", 0)):
         with pytest.raises(HostError, match=name):
             host.run(host.prompt(PICTURE, **{name: value}))
 

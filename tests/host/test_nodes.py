@@ -1,19 +1,20 @@
-"""The five nodes inside the host: their widgets as saved graphs rely on them, and the checks of checks_nodes.py."""
+"""The five nodes inside the host: their widgets as saved graphs rely on them, and the checks of checks_*.py."""
 
 import json
 import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
-from conftest import ROOT, missing
+from host_api import ROOT
+from workflow_json import input_specs
 
 pytestmark = pytest.mark.host
 
 HERE = pathlib.Path(__file__).parent
-CHECKS = re.findall(r"^def (check_\w+)", (HERE / "checks_nodes.py").read_text(encoding="utf-8"), re.MULTILINE)
+FILES = [HERE / f"checks_{name}.py" for name in ("loading", "drawing", "output")]
+CHECKS = [name for file in FILES for name in re.findall(r"(?m)^def (check_\w+)", file.read_text(encoding="utf-8"))]
 
 # Saved graphs hold values by place. Appending to a list is fine; any other change breaks what people saved.
 REQUIRED = {
@@ -59,17 +60,31 @@ def test_choices_that_people_saved_are_still_there(host):
     assert model[0] == "bundled (pictures and clips)"
 
 
+@pytest.mark.parametrize("language", ["en", "zh", "ja"])
+def test_every_word_on_a_node_is_translated(host, language):
+    words = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert set(words) == set(REQUIRED)
+    for name, mine in words.items():
+        info = host.object_info[name]
+        inputs = {key: options for key, (_, options) in input_specs(info).items()}
+        assert set(mine["inputs"]) == set(inputs) and len(mine["outputs"]) == len(info["output"])
+        entries = [*mine["inputs"].values(), *mine["outputs"].values()]
+        assert all(entry["name"] and entry["tooltip"] for entry in entries)
+        if language == "en":  # what the page shows and what the nodes say must not drift apart
+            assert mine["description"] == info["description"] and mine["display_name"] == info["display_name"]
+            assert {key: entry["tooltip"] for key, entry in mine["inputs"].items()} == {
+                key: options["tooltip"] for key, options in inputs.items()}
+
+
 @pytest.fixture(scope="session")
-def inside(tmp_path_factory):
-    """{check: None or its traceback}: all checks run in one process that holds a host."""
-    comfy = pathlib.Path(os.environ.get("COMFYUI_DIR") or ROOT / ".comfy" / "ComfyUI")
-    if not (comfy / "main.py").is_file():
-        missing(f"no ComfyUI in {comfy}: run make comfy", "SCD_REQUIRE_HOST")
-    command = [sys.executable, HERE / "inside.py", comfy, tmp_path_factory.mktemp("inside"), HERE / "checks_nodes.py"]
+def inside(host, tmp_path_factory):
+    """{check: None or its traceback}: all checks run in one process that holds a host. (host: says if there is one.)"""
+    comfy = os.environ.get("COMFYUI_DIR") or ROOT / ".comfy" / "ComfyUI"
+    asked = subprocess.run(["bash", ROOT / "tools" / "run_comfy.sh", "python"], capture_output=True, text=True)
+    command = [asked.stdout.strip(), HERE / "inside.py", comfy, tmp_path_factory.mktemp("inside"), *FILES]
     done = subprocess.run(command, capture_output=True, text=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr[-3000:]
-    return {line["check"]: line["error"] for line in lines}
+    return {line["check"]: line["error"] for line in map(json.loads, done.stdout.splitlines())}
 
 
 @pytest.mark.slow

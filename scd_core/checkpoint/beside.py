@@ -1,0 +1,107 @@
+"""What belongs to a model but lies outside its weight files: tokenizers, settings, another release's codec.
+
+A search goes from near to far: the model's own folders, then the folders beside it, up to two levels above, because
+people keep one codec or tokenizer for several models. What was found far away must prove that it fits.
+"""
+
+import json
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ..errors import UserError
+from .files import scan
+from .header import AGAIN, label, reading
+
+UP = 2  # levels above the weights whose folders are looked into
+MOST = 4000  # folders looked into at most: a models folder may lie in a crowded place
+
+
+class SideFile:
+    """A text file of a model: on disk, or stored in the metadata of its one file.
+
+    Attributes:
+        name: file name. where: for messages. path: `Path`, or None when it is stored.
+    """
+
+    def __init__(self, name, where, path=None, stored=None):
+        self.name, self.where, self.path, self._stored = name, where, path, stored
+
+    def __repr__(self):
+        return f"SideFile({self.where})"
+
+    def text(self):
+        """The whole text.
+
+        Raises:
+            UserError: unreadable, or no UTF-8.
+        """
+        if self._stored is not None:
+            return self._stored
+        try:
+            with reading(self.path):
+                return self.path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{label(self.path)} is no text file ({error.reason}); {AGAIN}.") from error
+
+    def json(self):
+        """The JSON object in it, as dict.
+
+        Raises:
+            UserError: it holds something else.
+        """
+        try:
+            found = json.loads(self.text())
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"'{self.where}' is not valid JSON ({error}); {AGAIN}.") from error
+        if not isinstance(found, dict):
+            raise UserError(f"'{self.where}' holds a JSON {type(found).__name__}, not an object; {AGAIN}.")
+        return found
+
+
+def own_folders(root, whole):
+    """Folders of one model: the weights' own, its subfolders if they belong to it, and Meta's release folders."""
+    folders = [root]
+    if whole:
+        folders += [root / sub for sub in scan(root)[1]]
+    if root.parent.name == "models" and (root / "params.json").is_file():
+        release = root.parent.parent
+        folders += [release, release / "tokenizer"]
+    return folders
+
+
+def far_folders(root, whole):
+    """Folders beside a model, near ones first: children and grandchildren of the folders above it (a generator)."""
+    root = Path(os.path.abspath(root))  # links are not followed: a models folder may be made of them
+    seen = set(own_folders(root, whole))
+    levels = ([] if whole else [root]) + list(root.parents[:UP])
+    for level in levels:
+        children = [level / sub for sub in scan(level)[1]]
+        below = [child / sub for child in children for sub in scan(child)[1]]
+        for folder in [level, *children, *below]:
+            if folder not in seen and len(seen) < MOST:
+                seen.add(folder)
+                yield folder
+
+
+def matches(folder, name):
+    """Files of a folder that a name stands for; it may hold a subfolder, and wildcards in its last part."""
+    place = folder / Path(name).parent
+    tail = Path(name).name
+    if not any(sign in tail for sign in "*?["):
+        return [place / tail] if (place / tail).is_file() else []
+    return [place / file for file in scan(place)[0] if fnmatchcase(file, tail)]
+
+
+def accepted(fits, found, near):
+    """Whether `fits` takes what was found; what it says about a far file is of no interest to the user."""
+    if fits is None:
+        return True
+    try:
+        return fits(found) is not False
+    except UserError:
+        if near:
+            raise
+        return False

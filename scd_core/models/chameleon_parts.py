@@ -1,0 +1,157 @@
+"""Where Chameleon models keep their parts: token map, text tokenizer and image tokenizer lie in one folder or in three.
+
+Lumina-mGPT's folders hold no image tokenizer, and most of them no text tokenizer; both are Chameleon's own, which
+people have from Meta's release, from a safetensors conversion or inside of an Anole folder.
+"""
+
+import re
+
+from ..checkpoint import check_keys
+from ..codecs.layouts import codec_layout, find_codec
+from ..errors import UserError
+from .chameleon_text import CODE, TokenMap
+from .parts import Part
+from .tokenizer import HubTokenizer
+
+TOKENIZERS = ("tokenizer.json", "text_tokenizer.json")
+CODECS = (
+    *(f"vqgan.{ending}" for ending in ("safetensors", "sft", "ckpt", "pt", "pth")),
+    "*vq*.safetensors",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "*[Aa]nole*.safetensors",
+)
+ENOUGH = 0.9  # share of equal names at which a tokenizer and a token map are of one family
+GET_TEXT = "tokenizer.json of Alpha-VLLM/Lumina-mGPT-7B-768, or text_tokenizer.json of GAIR/Anole-7b-v0.1"
+GET_CODEC = "vqgan.ckpt and vqgan.yaml in the folder tokenizer of GAIR/Anole-7b-v0.1"
+
+
+def around(source):
+    return f"in '{source.root}' and the folders around it"
+
+
+def find_text(source, rows, name):
+    """Token map and text tokenizer of a model.
+
+    Args:
+        source: `Source` of the language model. rows: rows of its token embedding. name: of the model, for messages.
+
+    Returns:
+        (`TokenMap` or None, `HubTokenizer` or None, [`Part`, `Part`]).
+
+    Raises:
+        UserError: the model's own tokenizer contradicts its token map.
+    """
+    listed = source.config.get("vocabulary_map")
+    tokens = TokenMap(listed, f"vocabulary_map of '{source.root}'") if isinstance(listed, dict) and listed else None
+    fits = [lambda side: _same_words(side, tokens, 1.0, name), lambda side: _same_words(side, tokens, ENOUGH, name)]
+    if tokens is None:
+        fits = [lambda side: _size(side) == rows, lambda side: 0 < _size(side) <= rows]
+    found = next((side for fit in fits if (side := source.side(*TOKENIZERS, fits=fit))), None)
+    tokenizer = found and HubTokenizer(found)
+    if tokens is None and tokenizer is not None:
+        tokens = TokenMap(tokenizer.vocabulary(), tokenizer.where)
+    looked = f"{' or '.join(TOKENIZERS)} {around(source)}"
+    parts = [
+        Part("text tokenizer", tokenizer and tokenizer.where, looked, GET_TEXT),
+        Part("token map", tokens and tokens.where, f"vocabulary_map in config.json, or {looked}", GET_TEXT),
+    ]
+    return tokens, tokenizer, parts
+
+
+def _size(side):
+    """Entries of a tokenizer with picture tokens; 0 for any other."""
+    return HubTokenizer(side).size() if "IMGIMGAZ" in side.text() else 0
+
+
+def _same_words(side, tokens, share, name):
+    """Does a tokenizer give (nearly) all names of a token map the same ids, those of pictures above all?"""
+    if share < 1 and "IMGIMGAZ" not in side.text():
+        raise UserError(
+            f"{name}: '{side.where}' has no picture tokens (IMGIMGAZ, IMGIMGBZ, ...): it belongs to another model; "
+            f"take {GET_TEXT}"
+        )
+    if "IMGIMGAZ" not in side.text():  # far cheaper than reading it
+        return False
+    words = HubTokenizer(side).vocabulary()
+    moved = next((n for n, id in tokens.ids.items() if CODE.fullmatch(n) and words.get(n) != id), None)
+    if tokens.agreement(words) >= share and moved is None:
+        return True
+    if share < 1:
+        told = "most of its ids differ" if moved is None else f"{moved} is {words.get(moved)}, not {tokens.ids[moved]}"
+        raise UserError(
+            f"{name}: '{side.where}' does not fit {tokens.where} ({told}): they belong to different models; "
+            f"take {GET_TEXT}"
+        )
+    return False
+
+
+def find_vq(source, codes, factor, name):
+    """Image tokenizer of a model: in its own weights, beside them or around them.
+
+    Args:
+        codes: picture codes of the vocabulary, None: unknown. factor: pixels a code must stand for, None: any.
+
+    Returns:
+        (`CodecLayout` or None, the `Source` it is in, `Part`).
+
+    Raises:
+        UserError: a file of the model's own does not fit, or holds tensors that nothing uses.
+    """
+
+    def fits(found):
+        prefix = find_codec(found)
+        if prefix is None:
+            # a folder's other weights are of no interest, a file that says it is one is
+            if re.search(r"vq", found.files[0].name):
+                raise UserError(f"{name}: '{found.files[0]}' holds no image tokenizer that can draw; take {GET_CODEC}")
+            return False
+        layout = codec_layout(found, prefix)
+        _check_fit(layout.config, found, codes, factor, name)
+        return True
+
+    inside = find_codec(source) is not None
+    found = source if inside else source.part("vq", *CODECS, fits=fits)
+    looked = f"vqgan.ckpt, vqgan.safetensors or an Anole folder {around(source)}"
+    part = Part("image tokenizer", found and found.files[-1], looked, GET_CODEC)
+    if found is None:
+        return None, None, part
+    prefix = find_codec(found)
+    layout = codec_layout(found, prefix)
+    _check_fit(layout.config, found, codes, factor, name)
+    used = {ref.key for ref in layout.refs.values()}
+    extra = [key for key in found.keys() if key.startswith(prefix) and key not in used] if prefix or not inside else []
+    check_keys(extra, (), layout.ignored, f"the image tokenizer '{found.files[-1]}'")
+    return layout, found, part
+
+
+def _check_fit(config, found, codes, factor, name):
+    """Raise unless the codec speaks the vocabulary's codes at the size of picture that its tokens stand for."""
+    where = f"{name}: the image tokenizer in '{found.files[-1]}'"
+    if codes is not None and config.codes != codes:
+        raise UserError(
+            f"{where} has {config.codes} codes, the token map names {codes}: they belong to different models; "
+            f"take {GET_CODEC}"
+        )
+    if factor is not None and config.factor != factor:
+        raise UserError(
+            f"{where} draws {config.factor} pixels a code, the size tokens count on {factor}: it belongs to another "
+            f"model; take {GET_CODEC}"
+        )
+
+
+def resolution(source, codec):
+    """Side in pixels of the pictures that a codec was trained on, as its settings tell, or None.
+
+    Args:
+        source: `Source` of the language model. codec: `Source` that holds the image tokenizer.
+    """
+    for config in (source.config, codec.config):
+        settings = config.get("vq_config")
+        told = settings.get("resolution") if isinstance(settings, dict) else None
+        if isinstance(told, int) and told > 0:
+            return told
+    side = codec.side(f"{codec.files[0].stem}.yaml", "vqgan.yaml")
+    # one number of a settings file: no reason to ask for a YAML library
+    told = side and re.search(r"^\s*resolution:\s*(\d+)\s*(?:#.*)?$", side.text(), re.MULTILINE)
+    return int(told[1]) if told else None

@@ -1,0 +1,149 @@
+"""Pictures and estimates of the nodes that need no host: acceptance map, live preview, bytes of a run."""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Modules of nodes/ by name, without running nodes/__init__.py, which asks for the host."""
+    name = "scd_pack.nodes"
+    before = sys.modules.get(name)
+    package = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, None, is_package=True))
+    package.__path__ = [str(ROOT / "nodes")]
+    sys.modules[name] = package
+    yield lambda module: importlib.import_module(f"{name}.{module}")
+    for loaded in [key for key in sys.modules if key.startswith(name)]:
+        del sys.modules[loaded]
+    if before is not None:
+        sys.modules[name] = before
+
+
+@pytest.fixture
+def plan():
+    """Two frames of 2x3 cells whose rows end with a format token: 16 positions."""
+    from scd_pack.scd_core.plan import TokenPlan
+
+    cells, forced = [], []
+    for row in range(4):
+        cells += [3 * row, 3 * row + 1, 3 * row + 2, -1]
+        forced += [-1, -1, -1, 99]
+    return TokenPlan(frames=2, rows=2, cols=3, vocab=8, base=10, cells=torch.tensor(cells),
+                     forced=torch.tensor(forced), width=6, height=4)
+
+
+class Progress:
+    def __init__(self, tokens, frontier, done=1, total=12):
+        self.tokens, self.frontier, self.done, self.total = tokens, frontier, done, total
+
+
+def test_map_is_cold_where_one_pass_was_enough_and_hot_where_many_were(nodes):
+    module = nodes("acceptance_map")
+    visits = np.ones((2, 1, 4, 4), int)
+    visits[0, 0, 0, 0], visits[1, 0, 3, 3] = 9, 0
+    maps = module.acceptance_map(visits)
+    assert maps.dtype == np.uint8 and maps.shape[0] == 2 and min(maps.shape[1:3]) >= 256
+    assert tuple(maps[0, 5, 5]) == tuple(module.ANCHORS[-1].astype(int))
+    assert tuple(maps[1, 5, 5]) == tuple(module.ANCHORS[0].astype(int))
+    assert tuple(maps[1, 250, 250]) == module.GIVEN
+    bar = maps[0, 256:]
+    assert (bar == np.array(module.INK)).all(-1).any(), "the colour bar has no words"
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 16, 16), (3, 8, 8, 8), (1, 7, 5, 9), (1, 1, 45, 80)])
+def test_map_has_one_picture_a_sample_and_a_least_size(nodes, shape):
+    maps = nodes("acceptance_map").acceptance_map(np.random.default_rng(0).integers(0, 30, shape))
+    assert maps.shape[0] == shape[0] and min(maps.shape[1:3]) >= 256
+
+
+def test_colours_run_from_end_to_end(nodes):
+    module = nodes("acceptance_map")
+    ends = module.heat(np.array([-1.0, 0.0, 1.0, 2.0]))
+    assert (ends[0] == ends[1]).all() and (ends[2] == ends[3]).all() and (ends[1] != ends[2]).any()
+
+
+@pytest.mark.parametrize("count, columns", [(1, 1), (2, 2), (4, 2), (5, 5), (6, 3), (8, 4), (9, 3), (16, 4)])
+def test_sheets_are_full_where_that_is_possible(nodes, count, columns):
+    assert nodes("acceptance_map").columns_for(count) == columns
+
+
+def test_decided_cells_follow_each_samples_frontier(nodes, plan):
+    decided = nodes("preview").decided_cells(plan, [0, 6, 16], None)
+    assert decided.shape == (3, 2, 2, 3)
+    assert [int(row.sum()) for row in decided] == [0, 5, 12]
+    given = torch.full((1, 2, 2, 3), -1)
+    given[0, 1] = 3
+    assert [int(row.sum()) for row in nodes("preview").decided_cells(plan, [0, 6, 16], given)] == [6, 11, 12]
+
+
+def test_guesses_are_pale_and_decided_parts_untouched(nodes):
+    frames = torch.rand(1, 4, 6, 3)
+    decided = torch.zeros(1, 2, 3, dtype=torch.bool)
+    decided[0, 0, 0] = True
+    shown = nodes("preview").pale(frames, decided)
+    assert (shown[0, :2, :2] == frames[0, :2, :2].mul(255).round().byte().numpy()).all()
+    assert shown[0, 2:].std(-1).max() == 0, "guesses keep their colour"
+
+
+def test_previews_keep_their_distance_and_end_with_the_whole_picture(nodes, plan):
+    module, now = nodes("preview"), [0.0]
+
+    def decode(codes):
+        assert codes.shape[1:] == (2, 3) and codes.min() >= 0 and codes.max() < 8
+        now[0] += 0.2  # a slow codec: a tenth of the run's time is the most it may take
+        return torch.zeros(len(codes), 4, 6, 3)
+
+    preview = module.Preview(plan, decode, clock=lambda: now[0])
+    tokens, shown = torch.full((1, 16), 10), []
+    for step in range(50):
+        if preview(Progress(tokens, [4])) is not None:
+            shown.append(step)
+        now[0] += 0.1
+    assert 2 <= len(shown) <= 4 and shown[0] == 0
+    assert preview(Progress(tokens, [4])) is None
+    assert preview(Progress(tokens, [16], done=12)).size[0] >= 128
+
+
+def test_a_preview_that_fails_is_switched_off_and_an_interrupt_is_not(nodes, plan):
+    class Stop(Exception):
+        pass
+
+    calls = []
+
+    def fail(codes):
+        calls.append(1)
+        raise RuntimeError("no")
+
+    def stop(codes):
+        raise Stop
+
+    preview = nodes("preview").Preview(plan, fail, fatal=Stop)
+    progress = Progress(torch.full((1, 16), 10), [16], done=12)
+    assert preview(progress) is None and preview(progress) is None and len(calls) == 1
+    with pytest.raises(Stop):
+        nodes("preview").Preview(plan, stop, fatal=Stop)(progress)
+
+
+def test_bytes_grow_with_everything_that_costs(nodes, plan):
+    from scd_pack.scd_core.models.transformer import DecoderConfig
+
+    cfg = DecoderConfig(dim=8, layers=2, heads=2, kv_heads=2, head_dim=4, ffn=16, vocab=8, head_rows=8)
+    base = {"item_size": 2, "prompt": 5, "streams": 1, "batch": 1, "window": 4}
+    estimate = nodes("budget").sampler_bytes
+
+    def needed(**changes):
+        return estimate(cfg, plan=plan, **{**base, **changes})
+
+    assert needed() > 2 * 2 * 2 * 4 * (5 + plan.length) * 2  # keys and values alone
+    for name, value in {"item_size": 4, "prompt": 50, "streams": 2, "batch": 2, "window": 8}.items():
+        assert needed(**{name: value}) > needed(), name
+    assert needed(window=0) == needed(window=4096) == needed(window=plan.length)

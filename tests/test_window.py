@@ -1,0 +1,115 @@
+"""The automatic window: measured where the tokens do not depend on it, a fixed table elsewhere."""
+
+import pytest
+import torch
+from scd_pack.scd_core import window as module
+from scd_pack.scd_core.acceptance import METHODS
+from scd_pack.scd_core.law import LawSettings
+from scd_pack.scd_core.plan import TokenPlan
+from scd_pack.scd_core.window import COMMITS, LENGTHS, choose_window, measure_window
+from scd_tests.toys import ToyFamily, tiny_decoder, word_streams
+
+STILL, CLIP = TokenPlan(1, 20, 20, 12), TokenPlan(4, 10, 10, 12)
+
+
+@pytest.fixture
+def decoder():
+    return tiny_decoder()
+
+
+class Speedometer:
+    """A clock under which a pass of `length` rows takes seconds(length), and a session that keeps it running."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.rows, clock = 0.0, [], self
+
+        class Session:
+            def __init__(self, *args):
+                self.args = args
+
+            def window(self, tokens, before, length, opening):
+                assert int(before.max()) + 1 == length <= STILL.length
+                assert torch.equal(before[0].diff(), torch.ones(tokens.shape[1] - 1, dtype=torch.int64))
+                clock.rows.append(tokens.shape[1])
+                clock.now += seconds(tokens.shape[1])
+                return torch.zeros(1, 1, 1, 1)
+
+        monkeypatch.setattr(module, "Session", Session)
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "clip", "want"),
+    [
+        (lambda n: 1.0, False, 128),  # rows are free
+        (lambda n: 1.0, True, 256),
+        (lambda n: float(n), False, 8),  # a row costs as much as a pass
+        (lambda n: 1.0 if n <= 32 else 9.0, False, 32),
+        (lambda n: 1.0 if n <= 64 else 9.0, True, 64),
+    ],
+)
+def test_most_commits_a_second(monkeypatch, seconds, clip, want):
+    clock = Speedometer(monkeypatch, seconds)
+    got = measure_window(None, None, STILL, [None], 2, "cpu", COMMITS[clip], clock)
+    assert got == want
+
+
+def test_search_ends_when_longer_has_clearly_lost(monkeypatch):
+    clock = Speedometer(monkeypatch, lambda n: 1.0 if n <= 8 else 100.0)
+    measure_window(None, None, STILL, [None], 1, "cpu", COMMITS[False], clock)
+    assert max(clock.rows) == 16
+
+
+def test_no_longer_than_the_sequence(monkeypatch):
+    clock = Speedometer(monkeypatch, lambda n: 1.0)
+    assert measure_window(None, None, TokenPlan(1, 5, 5, 12), [None], 1, "cpu", COMMITS[False], clock) == 16
+
+
+def test_tables_fit():
+    assert all(len(row) == len(LENGTHS) and list(row) == sorted(row) for row in COMMITS.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_which_methods_are_measured(decoder, method, monkeypatch):
+    """Only those whose tokens do not depend on the window; for the others a seed must mean one picture."""
+    measured = []
+    monkeypatch.setattr(module, "measure_window", lambda *args: measured.append(args) or 17)
+    still, clip = (
+        choose_window(decoder, ToyFamily(), plan, word_streams(), method, 1, LawSettings(cfg=2.0), "cpu")
+        for plan in (STILL, CLIP)
+    )
+    if METHODS[method].sequential:
+        assert (still, clip, measured) == (1, 1, [])
+    elif METHODS[method].memory:
+        assert (still, clip, len(measured)) == (17, 17, 2)
+    else:
+        assert (still, clip, measured) == (32, 64, [])
+        small = TokenPlan(1, 2, 3, 12)
+        assert choose_window(decoder, ToyFamily(), small, word_streams(), method, 1, LawSettings(), "cpu") == 6
+
+
+def test_measured_once_a_situation(decoder, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "measure_window", lambda *args: calls.append(len(args[3])) or 8)
+
+    def ask(plan=STILL, batch=1, cfg=2.0, model=decoder):
+        return choose_window(model, ToyFamily(), plan, word_streams(), "seed-exact", batch, LawSettings(cfg=cfg), "cpu")
+
+    for _ in range(2):
+        ask()
+    assert calls == [2]
+    ask(batch=2)
+    ask(cfg=1.0)
+    assert calls == [2, 2, 1]  # without guidance one stream is timed
+    ask(plan=CLIP)
+    ask(model=tiny_decoder(seed=5))
+    assert len(calls) == 5
+
+
+def test_real_measurement(decoder):
+    """On a real session: a length of the list, at every batch and guidance."""
+    for batch in (1, 3):
+        got = measure_window(decoder, ToyFamily(), STILL, word_streams(), batch, "cpu", COMMITS[False])
+        assert got in LENGTHS
