@@ -95,6 +95,12 @@ def operations(weights, compute, device):
     return comfy.ops.pick_operations(weights, compute, load_device=device)
 
 
+def fp8_operations():
+    """The host's layers for scaled fp8 weights, which stay in 8 bits until they are used; None: it has none."""
+    make = getattr(comfy.ops, "scaled_fp8_ops", None)
+    return make and make(fp8_matrix_mult=False, override_dtype=torch.float8_e4m3fn)
+
+
 def patcher(net, devices):
     """Hand a network over to the host's memory management."""
     # asked for at call time: the host may have put another class in its place by then

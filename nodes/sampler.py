@@ -4,11 +4,11 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..scd_core.acceptance import DEFAULT_METHOD, METHODS
+from ..scd_core.budget import codec_bytes, sampler_bytes
 from ..scd_core.errors import UserError
 from ..scd_core.generate import OWN, Request, check_request, generate, law_settings
 from . import host
 from .acceptance_map import acceptance_map
-from .budget import codec_bytes, sampler_bytes
 from .preview import TILES, Preview
 from .sampler_inputs import sampler_inputs, sampler_outputs
 from .sockets import Tokens

@@ -5,9 +5,9 @@ import logging
 import torch
 from comfy_api.latest import io
 
+from ..scd_core.budget import codec_bytes
 from ..scd_core.errors import UserError
 from . import host
-from .budget import codec_bytes
 from .sockets import TOKENS, VQ
 
 log = logging.getLogger(__name__)

@@ -35,10 +35,11 @@ def load(path, choice):
         codec = _codecs[codec_key] = _load_codec(files)
     files = files or codec.files
     dtype = host.weight_dtype(choice, files.parameters("decoder"))
-    decoder_key = (key, dtype, host.decoder_devices())
+    fp8 = host.fp8_operations() if choice == "auto" and files.scaled("decoder") else None
+    decoder_key = (key, dtype, fp8 is not None, host.decoder_devices())
     decoder = _decoders.get(decoder_key)
     if decoder is None:
-        decoder = _decoders[decoder_key] = _load_decoder(files, dtype, codec)
+        decoder = _decoders[decoder_key] = _load_decoder(files, dtype, codec, fp8)
     return decoder, codec
 
 
@@ -50,10 +51,11 @@ def _load_codec(files):
     return CodecHandle(files.name, files.family, host.patcher(net, devices), files)
 
 
-def _load_decoder(files, dtype, codec):
+def _load_decoder(files, dtype, codec, fp8=None):
+    """fp8: layers that multiply scaled fp8 weights themselves, or None."""
     devices, compute = host.decoder_devices(), host.compute_dtype(dtype)
-    ops = host.operations(dtype, compute, devices[0])
-    net = files.build("decoder", operations=ops, device=devices[1], dtype=dtype)
+    ops = fp8 or host.operations(dtype, compute, devices[0])
+    net = files.build("decoder", operations=ops, device=devices[1], dtype=dtype, keep_fp8=fp8 is not None)
     if compute != dtype:
         net.compute_dtype = compute
     return ModelHandle(files.name, files.family, host.patcher(net, devices), codec)

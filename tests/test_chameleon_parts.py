@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from scd_pack.scd_core.checkpoint import save_safetensors
+from scd_pack.scd_core.convert import convert
 from scd_pack.scd_core.errors import UserError
 from scd_pack.scd_core.models.chameleon import LuminaFamily
 from scd_pack.scd_core.models.chameleon_text import TokenMap
-from scd_pack.scd_core.models.load import open_model
-from scd_tests.chameleon_files import GOLDEN, LUMINA, VQ, lay_out, models, save_weights, tensors_of
+from scd_pack.scd_core.models.load import load_model, open_model
+from scd_tests.chameleon_files import ANOLE, GOLDEN, LUMINA, VQ, lay_out, models, save_weights, tensors_of
 
 __all__ = ["models"]  # a fixture
 PIXELS = 1e-4
@@ -70,6 +71,24 @@ def test_other_codecs_and_tokenizers_around_are_passed_over(models):
     assert family.text.ids("a red fox in the snow") == [0, *words.tolist(), 70]
 
 
+@pytest.mark.parametrize("name", [LUMINA[1], *ANOLE])
+def test_one_file_holds_everything(models, name):
+    """Alone in its folder, under a name that tells nothing, it is the same model of the same sizes."""
+    source = GOLDEN / name / "model"
+    if name in LUMINA:
+        source = lay_out(name, models / "Lumina-mGPT-34B-1024", text=False)
+        shutil.copy(VQ / "model" / "text_tokenizer.json", source)
+    one = convert(source, models.parent / "one" / "alone" / "mine" / "thing.safetensors")
+    many, single = load_model(source, "fp32"), load_model(one, "fp32")
+    assert type(single.family) is type(many.family) and single.family.marks == many.family.marks
+    assert single.family.sizes == many.family.sizes
+    for part in ("decoder", "codec"):
+        wanted = getattr(many, part).state_dict()
+        found = getattr(single, part).state_dict()
+        assert wanted.keys() == found.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
+    assert single.family.text.ids("a cat") == many.family.text.ids("a cat")
+
+
 def test_missing_parts_are_told_with_those_that_are_there(models):
     folder = lay_out(LUMINA[0], models / "Lumina-mGPT-7B-512", vq=False, text=False)
     with pytest.raises(UserError) as caught:
@@ -116,7 +135,7 @@ def test_own_parts_of_another_model_are_refused(models):
     shutil.copy(GOLDEN / "anole-meta" / "model" / "tokenizer" / "vqgan.ckpt", folder / "vqgan.ckpt")
     with pytest.raises(UserError, match="draws 2 pixels a code, the size tokens count on 16"):
         open_model(folder)
-    folder = lay_out(LUMINA[0], models / "b")
+    folder = lay_out(LUMINA[0], models / "b" / "b" / "b" / "b")  # far from the other one's tokenizer
     shutil.copy(GOLDEN / "janus-pro-hf" / "model" / "tokenizer.json", folder)
     with pytest.raises(UserError, match=r"tokenizer\.json' has no picture tokens"):
         open_model(folder)

@@ -417,6 +417,7 @@ def test_negative_prompts_take_the_place_of_the_unconditional_stream(golden):
 # transformers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # to import transformers
 @pytest.mark.parametrize("swin, kv_heads, inside", [(False, 4, False), (True, 2, False), (False, 2, True)])
 @torch.inference_mode()
 def test_parity_with_transformers(models, swin, kv_heads, inside):

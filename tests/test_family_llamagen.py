@@ -305,6 +305,7 @@ def test_released_files_tell_heads_and_grid_by_width_and_name(name, dim, heads, 
 
 def test_grid_from_the_configuration_goes_before_the_name():
     assert Loose(Shapes("c2i_B_384.pt", 768, block_size=49)).sizes[0] == Size(112, 112)
+    assert Loose(Shapes("c2i_B_384.pt", 768, scd=Loose(Shapes("c2i_B_512.pt", 768)).marks)).sizes[0] == Size(512, 512)
 
 
 def test_an_unknown_width_is_logged(caplog):

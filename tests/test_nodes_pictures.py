@@ -133,15 +133,15 @@ def test_a_preview_that_fails_is_switched_off_and_an_interrupt_is_not(nodes, pla
         nodes("preview").Preview(plan, stop, fatal=Stop)(progress)
 
 
-def test_bytes_grow_with_everything_that_costs(nodes, plan):
+def test_bytes_grow_with_everything_that_costs(plan):
+    from scd_pack.scd_core.budget import sampler_bytes
     from scd_pack.scd_core.models.transformer import DecoderConfig
 
     cfg = DecoderConfig(dim=8, layers=2, heads=2, kv_heads=2, head_dim=4, ffn=16, vocab=8, head_rows=8)
     base = {"item_size": 2, "prompt": 5, "streams": 1, "batch": 1, "window": 4}
-    estimate = nodes("budget").sampler_bytes
 
     def needed(**changes):
-        return estimate(cfg, plan=plan, **{**base, **changes})
+        return sampler_bytes(cfg, plan=plan, **{**base, **changes})
 
     assert needed() > 2 * 2 * 2 * 4 * (5 + plan.length) * 2  # keys and values alone
     for name, value in {"item_size": 4, "prompt": 50, "streams": 2, "batch": 2, "window": 8}.items():

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from ..errors import UserError
 from .files import scan
-from .header import AGAIN, label, reading
+from .header import AGAIN, reading
 
 UP = 2  # levels above the weights whose folders are looked into
 MOST = 4000  # folders looked into at most: a models folder may lie in a crowded place
 
 
 class SideFile:
-    """A text file of a model: on disk, or stored in the metadata of its one file.
+    """A small file of a model: on disk, or stored in the metadata of its one file.
 
     Attributes:
         name: file name. where: for messages. path: `Path`, or None when it is stored.
@@ -30,19 +30,27 @@ class SideFile:
     def __repr__(self):
         return f"SideFile({self.where})"
 
+    def bytes(self):
+        """All of it.
+
+        Raises:
+            UserError: unreadable.
+        """
+        if self._stored is not None:
+            return self._stored
+        with reading(self.path):
+            return self.path.read_bytes()
+
     def text(self):
         """The whole text.
 
         Raises:
             UserError: unreadable, or no UTF-8.
         """
-        if self._stored is not None:
-            return self._stored
         try:
-            with reading(self.path):
-                return self.path.read_text(encoding="utf-8-sig")
+            return self.bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise UserError(f"{label(self.path)} is no text file ({error.reason}); {AGAIN}.") from error
+            raise UserError(f"'{self.where}' is no text file ({error.reason}); {AGAIN}.") from error
 
     def json(self):
         """The JSON object in it, as dict.

@@ -16,7 +16,7 @@ from .tokenizer import HubTokenizer
 TOKENIZERS = ("tokenizer.json", "text_tokenizer.json")
 CODECS = (
     *(f"vqgan.{ending}" for ending in ("safetensors", "sft", "ckpt", "pt", "pth")),
-    "*vq*.safetensors",
+    "*[Vv][Qq]*.safetensors",
     "model.safetensors",
     "model.safetensors.index.json",
     "*[Aa]nole*.safetensors",
@@ -47,10 +47,12 @@ def find_text(source, rows, name):
     fits = [lambda side: _same_words(side, tokens, 1.0, name), lambda side: _same_words(side, tokens, ENOUGH, name)]
     if tokens is None:
         fits = [lambda side: _size(side) == rows, lambda side: 0 < _size(side) <= rows]
+    # one that agrees in every name goes before a nearer one that differs in a few
     found = next((side for fit in fits if (side := source.side(*TOKENIZERS, fits=fit))), None)
     tokenizer = found and HubTokenizer(found)
-    if tokens is None and tokenizer is not None:
-        tokens = TokenMap(tokenizer.vocabulary(), tokenizer.where)
+    if tokenizer is not None:
+        listed = {} if tokens is None else tokens.ids
+        tokens = TokenMap(tokenizer.vocabulary() | listed, tokens.where if tokens else tokenizer.where)
     looked = f"{' or '.join(TOKENIZERS)} {around(source)}"
     parts = [
         Part("text tokenizer", tokenizer and tokenizer.where, looked, GET_TEXT),
@@ -100,15 +102,13 @@ def find_vq(source, codes, factor, name):
     """
 
     def fits(found):
-        prefix = find_codec(found)
-        if prefix is None:
-            # a folder's other weights are of no interest, a file that says it is one is
-            if re.search(r"vq", found.files[0].name):
-                raise UserError(f"{name}: '{found.files[0]}' holds no image tokenizer that can draw; take {GET_CODEC}")
-            return False
-        layout = codec_layout(found, prefix)
-        _check_fit(layout.config, found, codes, factor, name)
-        return True
+        if find_codec(found) is not None:
+            _fitting(found, codes, factor, name)
+            return True
+        # a folder's other weights are of no interest, a file that says it is one is
+        if re.search("vq", found.files[0].name, re.IGNORECASE):
+            raise UserError(f"{name}: '{found.files[0]}' holds no image tokenizer that can draw; take {GET_CODEC}")
+        return False
 
     inside = find_codec(source) is not None
     found = source if inside else source.part("vq", *CODECS, fits=fits)
@@ -116,28 +116,33 @@ def find_vq(source, codes, factor, name):
     part = Part("image tokenizer", found and found.files[-1], looked, GET_CODEC)
     if found is None:
         return None, None, part
-    prefix = find_codec(found)
-    layout = codec_layout(found, prefix)
-    _check_fit(layout.config, found, codes, factor, name)
-    used = {ref.key for ref in layout.refs.values()}
-    extra = [key for key in found.keys() if key.startswith(prefix) and key not in used] if prefix or not inside else []
-    check_keys(extra, (), layout.ignored, f"the image tokenizer '{found.files[-1]}'")
+    layout, prefix = _fitting(found, codes, factor, name), find_codec(found)
+    if not inside:
+        used = {ref.key for ref in layout.refs.values()}
+        extra = [key for key in found.keys() if key.startswith(prefix) and key not in used]
+        check_keys(extra, (), layout.ignored, f"the image tokenizer '{found.files[-1]}'")
     return layout, found, part
 
 
-def _check_fit(config, found, codes, factor, name):
-    """Raise unless the codec speaks the vocabulary's codes at the size of picture that its tokens stand for."""
-    where = f"{name}: the image tokenizer in '{found.files[-1]}'"
-    if codes is not None and config.codes != codes:
+def _fitting(found, codes, factor, name):
+    """`CodecLayout` of a codec that speaks the vocabulary's codes at the size of picture that its tokens stand for.
+
+    Raises:
+        UserError: it does not, or is incomplete.
+    """
+    where, prefix = f"{name}: the image tokenizer in '{found.files[-1]}'", find_codec(found)
+    has = found.shape(prefix + "quantize.embedding.weight")[0]
+    if codes is not None and has != codes:
         raise UserError(
-            f"{where} has {config.codes} codes, the token map names {codes}: they belong to different models; "
-            f"take {GET_CODEC}"
+            f"{where} has {has} codes, the token map names {codes}: they belong to different models; take {GET_CODEC}"
         )
-    if factor is not None and config.factor != factor:
+    layout = codec_layout(found, prefix)
+    if factor is not None and layout.config.factor != factor:
         raise UserError(
-            f"{where} draws {config.factor} pixels a code, the size tokens count on {factor}: it belongs to another "
-            f"model; take {GET_CODEC}"
+            f"{where} draws {layout.config.factor} pixels a code, the size tokens count on {factor}: it belongs to "
+            f"another model; take {GET_CODEC}"
         )
+    return layout
 
 
 def resolution(source, codec):

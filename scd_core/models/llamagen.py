@@ -20,7 +20,7 @@ from .family import Defaults, Family, Size
 from .imagenet import ClassEncoder
 from .parts import Part, Ref, require
 from .rope import rope_2d_grid
-from .t5 import T5Text
+from .t5 import T5Text, t5_refs
 from .transformer import DecoderConfig, Positions
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,8 @@ class LlamaGenFamily(Family):
         self._find_codec()
         self._find_text()
         self.factor = self.codec_config.factor if self.codec_config else 16
-        grids = dict.fromkeys((self._own_grid(), *GRIDS))
+        self.marks = {"grid": self._own_grid()}
+        grids = dict.fromkeys((self.marks["grid"], *GRIDS))
         self.sizes = tuple(Size(grid * self.factor, grid * self.factor) for grid in grids)
 
     # --- the language model ---------------------------------------------------------------------------------------
@@ -216,6 +217,9 @@ class LlamaGenFamily(Family):
 
     def _own_grid(self):
         """Tokens a side that the model was trained for: from its configuration, its tables or its file's name."""
+        noted = (self.source.config.get("scd") or {}).get("grid")
+        if noted:
+            return noted
         table = next((key for key in self.source.keys() if key.endswith("freqs_cis")), None)
         told = [self.source.config.get("block_size")]
         told += [self.source.shape(table)[0] - self.condition] if table else []
@@ -264,6 +268,7 @@ class LlamaGenFamily(Family):
             return
         names = [f"{folder}/{file}" for folder in T5_FOLDERS for file in T5_FILES]
         found = self.source.part("t5", *names, fits=self._t5_fits)
+        self.networks = (*self.networks, "text")
         self.text = T5Text(found, self.condition, self._no_text)
 
     def _t5_fits(self, source):
@@ -286,6 +291,8 @@ class LlamaGenFamily(Family):
         if part == "codec":
             require(self.parts, self.name)
             return self._codec_refs
+        if part == "text":  # none, when a host brings the features
+            return t5_refs(self.text.source) if self.text.source else {}
         return self._decoder_refs
 
     # --- drawing --------------------------------------------------------------------------------------------------

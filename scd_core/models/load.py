@@ -15,7 +15,7 @@ from .transformer import Decoder
 BUNDLED = pathlib.Path(__file__).resolve().parents[1] / "bundled" / "model.safetensors"
 PARTS = ("decoder", "codec")
 SCALE = ".scale_weight"
-CHUNK = 1 << 27  # bytes of a file that may stay mapped after they have been copied
+CHUNK = 1 << 26  # bytes of a file that may stay mapped after they have been copied
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -137,7 +137,8 @@ def open_model(path=BUNDLED, need=PARTS, config=None):
     """
     path = pathlib.Path(path)
     source = Source.open(path)
-    source.config = source.config or config or {}
+    if source.config.keys() <= {"scd"}:  # what our own converter notes is no configuration
+        source.config = {**(config or {}), **source.config}
     for family in FAMILIES:
         if family.detect(source):
             files = ModelFiles(source, family(source), "the bundled model" if path == BUNDLED else path.name)

@@ -161,52 +161,67 @@ class T5Encoder(nn.Module):
         return self.final_layer_norm(x)
 
 
+def t5_refs(source):
+    """{name inside `T5Encoder`: `Ref`} of an opened hub folder that holds the encoder alone or the whole model.
+
+    Raises:
+        UserError: names or shapes that are no T5 encoder's.
+    """
+    where, keys, refs = f"'{source.root}'", source.keys(), {}
+    with torch.device("meta"):
+        shapes = {name: tuple(t.shape) for name, t in T5Encoder(T5Config.read(source.config)).state_dict().items()}
+    for name in shapes:
+        shared = name == "embed_tokens.weight" and "shared.weight" in keys
+        refs[name] = Ref(source, "shared.weight" if shared else f"encoder.{name}")
+    useless = (r"decoder\.", r"lm_head\.", r"encoder\.embed_tokens\.weight$", r"shared\.weight$")
+    check_keys(keys, [ref.key for ref in refs.values()], useless, where)
+    for name, ref in refs.items():
+        if tuple(ref.shape) != shapes[name]:
+            raise UserError(
+                f"{where}: tensor {ref.key} has the shape {list(ref.shape)}, its config.json asks for "
+                f"{list(shapes[name])}: the configuration and the weights belong to different models"
+            )
+    return refs
+
+
 def read_t5(source, operations=None, device="cpu", dtype=torch.float32):
-    """The T5 encoder in an opened hub folder (encoder alone, or the whole model).
+    """The T5 encoder in an opened hub folder.
 
     Args:
         source: `Source`. operations, device, dtype: as for every network.
 
     Raises:
-        UserError: unreadable files, or names and shapes that are no T5 encoder's.
+        UserError: unreadable files, or see `t5_refs`.
     """
-    where, keys, refs = f"'{source.root}'", source.keys(), {}
+    state = {name: ref.read(dtype, device) for name, ref in t5_refs(source).items()}
     with torch.device("meta"):
         net = T5Encoder(T5Config.read(source.config), operations, dtype=dtype)
-    for name in net.state_dict():
-        shared = name == "embed_tokens.weight" and "shared.weight" in keys
-        refs[name] = Ref(source, "shared.weight" if shared else f"encoder.{name}")
-    useless = (r"decoder\.", r"lm_head\.", r"encoder\.embed_tokens\.weight$", r"shared\.weight$")
-    check_keys(keys, [ref.key for ref in refs.values()], useless, where)
-    for name, tensor in net.state_dict().items():
-        if tuple(refs[name].shape) != tuple(tensor.shape):
-            raise UserError(
-                f"{where}: tensor {refs[name].key} has the shape {list(refs[name].shape)}, its config.json asks for "
-                f"{list(tensor.shape)}: the configuration and the weights belong to different models"
-            )
-    net.load_state_dict({name: ref.read(dtype, device) for name, ref in refs.items()}, strict=True, assign=True)
+    net.load_state_dict(state, strict=True, assign=True)
     return net.requires_grad_(False).eval()
 
 
 class SpieceTokenizer:
     """spiece.model, for folders without tokenizer.json.
 
+    Args:
+        side: `SideFile`.
+
     Raises:
         UserError: the file is no tokenizer, or the library that reads it is missing.
     """
 
-    def __init__(self, path):
+    def __init__(self, side):
         try:
             import sentencepiece  # the host has it; wanted for old folders alone
         except ImportError as error:
             raise UserError(
-                f"{path.name} in {path.parent} needs the sentencepiece library, which this Python lacks: put the "
-                "tokenizer.json of the same model beside it"
+                f"'{side.where}' needs the sentencepiece library, which this Python lacks: put the tokenizer.json of "
+                "the same model beside it"
             ) from error
         try:
-            self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (RuntimeError, OSError) as error:
-            raise UserError(f"{path.name} in {path.parent} is no tokenizer file: download it again") from error
+            self.tokenizer = sentencepiece.SentencePieceProcessor(model_proto=side.bytes())
+        except RuntimeError as error:
+            raise UserError(f"'{side.where}' is no tokenizer file: download it again") from error
 
     def ids(self, text):
         """Text -> list of token ids; nothing is added."""
@@ -230,19 +245,17 @@ class T5Text:
 
     def __init__(self, source, tokens, missing):
         self.source, self.tokens, self.missing = source, tokens, missing
-        self.side = source and source.side("tokenizer.json")
+        # asked for at once, so that it counts as a part of the model
+        self.side = source and source.side("tokenizer.json", "spiece.model")
 
     @cached_property
     def tokenizer(self):
         """`HubTokenizer` or `SpieceTokenizer`. Raises UserError."""
-        if self.side is not None:
-            return HubTokenizer(self.side)
-        spiece = self.source.find("spiece.model")
-        if spiece is None:
+        if self.side is None:
             raise UserError(
                 f"'{self.source.root}' holds no tokenizer: put tokenizer.json or spiece.model of the same model there"
             )
-        return SpieceTokenizer(spiece)
+        return (SpieceTokenizer if self.side.name == "spiece.model" else HubTokenizer)(self.side)
 
     def ids(self, text):
         """(token ids with the end token, number of tokens left out)."""

@@ -1,13 +1,30 @@
-"""How many bytes a run needs beside the weights: what the host is told before it makes room."""
+"""How many bytes a model and a run need: what a host is told before it makes room."""
 
-from ..scd_core.memory import RECORDS
-from ..scd_core.window import LENGTHS
+import math
+
+from .memory import RECORDS
+from .window import LENGTHS
 
 FLOAT = 4
 
 
+def weight_bytes(refs, dtype=None, keep_fp8=False):
+    """Bytes of a network's weights once they are loaded.
+
+    Args:
+        refs: {name: `Ref`}. dtype: that they are read in, None: as stored. keep_fp8: see `ModelFiles.build`.
+    """
+    sizes = ((ref, math.prod(ref.shape)) for ref in refs.values())
+    return sum(n * (1 if keep_fp8 and ref.scaled else (dtype or ref.dtype).itemsize) for ref, n in sizes)
+
+
+def cache_bytes(cfg, slots, rows, item_size):
+    """Keys and values of `rows` sequences of `slots` tokens in all layers; one slot more takes what nothing reads."""
+    return 2 * cfg.layers * cfg.kv_heads * cfg.head_dim * (slots + 1) * rows * item_size
+
+
 def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window):
-    """Estimate for one decode call.
+    """Estimate for one decode call, beside the weights.
 
     Args:
         cfg: `DecoderConfig`. item_size: bytes of one number in the compute dtype.
@@ -16,7 +33,7 @@ def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window):
     """
     window = min(window or LENGTHS[-1], plan.length)
     rows = batch * streams
-    cache = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim * (prompt + plan.length + 1) * rows * item_size
+    cache = cache_bytes(cfg, prompt + plan.length, rows, item_size)
     # logits of all streams in the compute dtype, then law, its exponential, drafts' laws and noise in fp32
     laws = rows * window * plan.vocab * item_size + 5 * batch * window * plan.vocab * FLOAT
     records = batch * window * RECORDS * 8 * FLOAT
