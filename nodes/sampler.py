@@ -10,7 +10,7 @@ from ..scd_core.generate import OWN, Request, check_request, generate, law_setti
 from . import host
 from .acceptance_map import acceptance_map
 from .preview import TILES, Preview
-from .sampler_inputs import sampler_inputs, sampler_outputs
+from .sampler_inputs import PREVIEWS, sampler_inputs, sampler_outputs
 from .sockets import Tokens
 
 
@@ -38,6 +38,8 @@ class SpeculativeCoupledSampler(io.ComfyNode):
         )
         prompts = [read_prompt(positive, model, "positive"), read_prompt(negative, model, "negative")]
         check_request(request)
+        if preview not in PREVIEWS:
+            raise UserError(f"unknown preview {preview!r}: choose one of {', '.join(PREVIEWS)}")
         plan = model.family.plan(model.family.size(width, height, frames))
         given = None if kept is None else kept.given(plan)
         plan.fixed(batch_size, given)  # refuses kept tokens that do not fit, before anything is loaded

@@ -8,6 +8,8 @@ from .sockets import MODEL, PROMPT, TOKENS
 
 SEEDS = 0xFFFFFFFFFFFFFFFF
 
+PREVIEWS = ("auto", "off")
+
 
 def _method():
     """How to draw."""
@@ -84,7 +86,7 @@ def _run():
         ),
         io.Combo.Input(
             "preview",
-            options=["auto", "off"],
+            options=list(PREVIEWS),
             default="auto",
             tooltip="auto: shows the picture growing, decided parts sharp, guessed parts pale. Changes no token.",
         ),

@@ -203,7 +203,7 @@ def run_info(args):
 
 def run_verify(args):
     """A model against the numbers of its fixture; the exit status tells whether all agree."""
-    rows = verify(args.folder, args.device)
+    rows = verify(args.folder)
     wrong = [row.what for row in rows if not row.ok]
     print(table_of(rows))
     print(f"\n{len(wrong)} of {len(rows)} comparisons failed" if wrong else f"\nall {len(rows)} comparisons agree")
@@ -245,7 +245,6 @@ def options():
     info.set_defaults(run=run_info)
     check = commands.add_parser("verify", help="compare a model with the numbers of its family's own code")
     check.add_argument("folder", metavar="FOLDER", help="holds model/, expected.safetensors and meta.json")
-    check.add_argument("--device", default="cpu")
     check.set_defaults(run=run_verify)
     return parser
 

@@ -6,6 +6,7 @@ from .memory import RECORDS
 from .window import LENGTHS
 
 FLOAT = 4
+LAWS = 9  # fp32 numbers an entry of the law: itself, the draft's law, noise, sorting; measured 5 to 10 by method
 
 
 def weight_bytes(refs, dtype=None, keep_fp8=False):
@@ -34,8 +35,7 @@ def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window):
     window = min(window or LENGTHS[-1], plan.length)
     rows = batch * streams
     cache = cache_bytes(cfg, prompt + plan.length, rows, item_size)
-    # logits of all streams in the compute dtype, then law, its exponential, drafts' laws and noise in fp32
-    laws = rows * window * plan.vocab * item_size + 5 * batch * window * plan.vocab * FLOAT
+    laws = rows * window * plan.vocab * item_size + LAWS * batch * window * plan.vocab * FLOAT
     records = batch * window * RECORDS * 8 * FLOAT
     hidden = rows * window * (4 * cfg.dim + 2 * cfg.ffn) * item_size
     return cache + laws + records + hidden

@@ -18,7 +18,7 @@ from .errors import UserError
 from .models.load import NETWORKS, open_model
 
 KINDS = ("bf16", "fp8")
-CHUNK = 1 << 26  # bytes of the sources that may stay mapped
+CHUNK = 1 << 28  # bytes of the sources that may stay mapped
 SCALE = "scale_weight"
 
 

@@ -6,6 +6,7 @@ family's own code computed from these files) and `meta.json` (what every tensor 
 
 import hashlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 import torch.nn.functional as F
 
 from .checkpoint import Source, header
+from .checkpoint.files import choose, scan
 from .codecs.layouts import codec_layout, find_codec
 from .errors import UserError
 from .generate import Request, generate
 from .law import LawSettings, guide, token_law
+from .models.families import FAMILIES
 from .models.load import PARTS, ModelFiles, open_model
 from .models.session import Session
 from .models.tokenizer import HubTokenizer
@@ -88,28 +91,45 @@ class CodecAlone:
         return self._refs
 
 
+def model_path(folder, alone):
+    """What a user would select: the folder, or in a folder of unrelated files the one that is the model.
+
+    Args:
+        alone: an image tokenizer is looked for, not a language model.
+    """
+    kind, names = choose(scan(folder)[0])
+    if kind != "many":
+        return folder
+    wanted = []
+    for name in names:
+        with suppress(UserError), Source.open(folder / name) as source:
+            if (find_codec(source) is not None) if alone else any(family.detect(source) for family in FAMILIES):
+                wanted.append(folder / name)
+    return wanted[0] if len(wanted) == 1 else folder
+
+
 class Subject:
     """A model under test. Everything is computed when it is first asked for.
 
     Args:
         fixture: `Fixture`. need: parts of the model that the comparisons need, of "decoder", "codec" and "text".
-        device: to compute on.
 
     Raises:
         UserError: the road ends before the model is loaded.
     """
 
-    def __init__(self, fixture, need, device="cpu"):
-        self.fixture, self.meta, self.device = fixture, fixture.meta, torch.device(device)
+    def __init__(self, fixture, need):
+        self.fixture, self.meta = fixture, fixture.meta
         self.alone = "decoder" not in need
+        path = model_path(fixture.model, self.alone)
         if self.alone:
-            source = Source.open(fixture.model)
+            source = Source.open(path)
             self.files = ModelFiles(source, CodecAlone(source), fixture.folder.name)
         else:
             # a width that was never released does not tell its number of heads: a user would write a config.json
             heads = self.meta.get("dims", {}).get("H")
             told = {} if heads is None else {"num_attention_heads": heads}
-            self.files = open_model(fixture.model, tuple(part for part in PARTS if part in need), told)
+            self.files = open_model(path, tuple(part for part in PARTS if part in need), told)
         self.family = self.files.family
         self._forced = {}
 
@@ -120,11 +140,11 @@ class Subject:
         return self._decoder(torch.float32)
 
     def _decoder(self, dtype):
-        return self.files.build("decoder", device=self.device, dtype=dtype)
+        return self.files.build("decoder", dtype=dtype)
 
     @cached_property
     def codec(self):
-        return self.files.build("codec", device=self.device, dtype=torch.float32)
+        return self.files.build("codec", dtype=torch.float32)
 
     @cached_property
     def tokenizer(self):
@@ -181,7 +201,7 @@ class Subject:
     @cached_property
     def positions(self):
         """The family's position tables, one row a slot of the longer stream."""
-        return self.family.positions(self.decoder, self.plan, max(s.length for s in self.streams), self.device)
+        return self.family.positions(self.decoder, self.plan, max(s.length for s in self.streams), "cpu")
 
     @property
     def cfg(self):
@@ -211,10 +231,10 @@ class Subject:
         hook = decoder.norm.register_forward_hook(lambda module, inputs, output: caught.append(output))
         try:
             free = torch.full((1, plan.length), -1)
-            session = Session(decoder, self.family, plan, list(self.streams), free, 0, self.device)
+            session = Session(decoder, self.family, plan, list(self.streams), free, 0, "cpu")
             # the first input gives way to the prompt's last one
-            inputs = torch.cat([ids[:1], ids[:-1]])[None].to(self.device)
-            before = torch.arange(-1, plan.length - 1, device=self.device)[None]
+            inputs = torch.cat([ids[:1], ids[:-1]])[None]
+            before = torch.arange(-1, plan.length - 1)[None]
             logits = session.window(inputs, before, plan.length - 1, opening=True)[0]
         finally:
             hook.remove()
@@ -230,7 +250,7 @@ class Subject:
         if decoder.cfg.out_head != "linear":
             return None
         name = "embed.embed_tokens.weight" if decoder.cfg.tied_head else "lm_head.weight"
-        head = replace(self.files.family.refs("decoder")[name], rows=None).read(hidden.dtype, self.device)
+        head = replace(self.files.family.refs("decoder")[name], rows=None).read(hidden.dtype)
         return F.linear(hidden, head).float()
 
     def guided(self, codes):
@@ -271,7 +291,7 @@ class Subject:
                 method=method, temperature=0.0, top_k=0, top_p=1.0, cfg=self.cfg, window=8,
                 width=self.plan.width, height=self.plan.height, frames=self.plan.frames,
             )  # fmt: skip
-            drawn = generate(self.decoder, self.family, self.prompt, None, request, kept, self.device)
+            drawn = generate(self.decoder, self.family, self.prompt, None, request, kept)
             self._forced["greedy", method] = drawn.codes.reshape(-1)
         return self._forced["greedy", method]
 
@@ -280,20 +300,20 @@ class Subject:
     @torch.inference_mode()
     def pixels(self, codes):
         """Codes [rows * cols] -> [1, 3, H, W], not clamped."""
-        return self.codec.decode_raw(codes.reshape(1, *self.grid).to(self.device)).cpu()
+        return self.codec.decode_raw(codes.reshape(1, *self.grid))
 
     @torch.inference_mode()
     def encoded(self, picture):
         """Picture [1, 3, H, W] in the codec's own range -> codes [h * w]."""
         low, high = self._with_encoder().range
-        frames = ((picture - low) / (high - low)).permute(0, 2, 3, 1).to(self.device)
-        return self.codec.encode(frames).cpu().reshape(-1)
+        frames = ((picture - low) / (high - low)).permute(0, 2, 3, 1)
+        return self.codec.encode(frames).reshape(-1)
 
     @torch.inference_mode()
     def latent(self, picture):
         """Picture [1, 3, H, W] -> features before quantisation [1, D, h, w]."""
         self._with_encoder()
-        return self.codec.features(picture.to(self.device)).cpu()
+        return self.codec.features(picture)
 
     def _with_encoder(self):
         if not self.codec.cfg.encoder:

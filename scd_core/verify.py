@@ -37,7 +37,8 @@ class Check:
     """How one kind of tensor is compared.
 
     Attributes:
-        pattern: regular expression of whole tensor names. part: "decoder", "codec" or "text", what it needs.
+        pattern: regular expression of whole tensor names. part: what it needs, "decoder", "codec", "text" (a tokenizer)
+            or "input" (nothing).
         kind: a key of LIMITS, or "bf16". make: (subject, name, expected) -> the model's own tensor.
     """
 
@@ -85,7 +86,7 @@ def _slots(s, name, want):
 
 
 def _rope(s, name, want):
-    return torch.stack([s.positions.cos, s.positions.sin], -1).cpu()
+    return torch.stack([s.positions.cos, s.positions.sin], -1)
 
 
 def _given_codes(s, name, want):
@@ -111,6 +112,11 @@ def _given(*uses):
     return make
 
 
+def _given_mask(s, name, want):
+    """A mask goes in as it is; anything but 0 and 1 is none."""
+    return _given("caption")(s, name, ((want == 0) | (want == 1)) * want)
+
+
 def _caption_mask(s, name, want):
     masks = [torch.ones(x.length, dtype=torch.bool) if x.mask is None else x.mask for x in s.streams]
     if not torch.equal(*masks):
@@ -119,11 +125,11 @@ def _caption_mask(s, name, want):
 
 
 def _cond_embeds(s, name, want):
-    return torch.stack([s.decoder.embed.prompt(stream, torch.float32) for stream in s.streams]).cpu()
+    return torch.stack([s.decoder.embed.prompt(stream, torch.float32) for stream in s.streams])
 
 
 def _image_embeds(s, name, want):
-    return s.decoder.embed.image((_codes(s) + s.plan.base).to(s.device), torch.float32).cpu()
+    return s.decoder.embed.image(_codes(s) + s.plan.base, torch.float32)
 
 
 def _hidden(s, name, want):
@@ -157,11 +163,12 @@ TABLE = (
     Check(r"class_ids", "decoder", "exact", _class_ids),
     Check(r"positions(_(un)?cond)?", "decoder", "exact", _slots),
     Check(r"rope_table", "decoder", "logits", _rope),
-    Check(r"text_features|text_mask", "decoder", "exact", _given("caption")),
+    Check(r"text_features", "decoder", "exact", _given("caption")),
+    Check(r"text_mask", "decoder", "exact", _given_mask),
     Check(r"caption", "decoder", "exact", lambda s, name, want: s.streams[0].features[None]),
     Check(r"caption_mask", "decoder", "exact", _caption_mask),
     Check(r"cond_embeds", "decoder", "logits", _cond_embeds),
-    Check(r"codes", "codes", "exact", _given_codes),
+    Check(r"codes", "input", "exact", _given_codes),
     Check(r"image_seq_ids", "decoder", "exact", lambda s, name, want: s.sequence(_codes(s))),
     Check(r"image_embeds", "decoder", "logits", _image_embeds),
     Check(r"hidden(_(un)?cond)?", "decoder", "logits", _hidden),
@@ -175,7 +182,7 @@ TABLE = (
     Check(r"greedy_cfg_logits", "decoder", "logits", lambda s, name, want: s.guided(s.greedy())),
     Check(r"pixels", "codec", "pixels", lambda s, name, want: s.pixels(_codes(s))),
     Check(r"greedy_pixels", "codec", "pixels", lambda s, name, want: s.pixels(s.greedy())),
-    Check(r"picture", "codec", "exact", _given("encoder_codes", "encoder_latent")),
+    Check(r"picture", "input", "exact", _given("encoder_codes", "encoder_latent")),
     Check(r"encoder_latent", "codec", "logits", lambda s, name, want: s.latent(_codes(s, "picture"))),
     Check(r"encoder_codes", "codec", "exact", lambda s, name, want: s.encoded(_codes(s, "picture"))),
 )
@@ -193,7 +200,7 @@ FACTS = {
 DIMS = {"D": "dim", "L": "layers", "H": "heads", "KV": "kv_heads", "F": "ffn"}
 
 
-def verify(folder, device="cpu"):
+def verify(folder):
     """Compare a model with the numbers of its fixture.
 
     Args:
@@ -207,7 +214,7 @@ def verify(folder, device="cpu"):
     """
     fixture = Fixture(folder)
     checks = {name: find_check(name) for name in fixture.tensors}
-    subject = Subject(fixture, {check.part for check in checks.values() if check}, device)
+    subject = Subject(fixture, {check.part for check in checks.values() if check})
     rows = [run_check(subject, name, check) for name, check in checks.items()]
     if "greedy_codes" in checks:
         rows.append(same_codes(subject))

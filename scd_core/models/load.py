@@ -8,6 +8,7 @@ import torch
 
 from ..checkpoint import Source, check_keys
 from ..codecs.conv2d import ConvCodec
+from ..codecs.layouts import find_codec
 from ..errors import UserError
 from .families import FAMILIES
 from .transformer import Decoder
@@ -15,7 +16,7 @@ from .transformer import Decoder
 BUNDLED = pathlib.Path(__file__).resolve().parents[1] / "bundled" / "model.safetensors"
 PARTS = ("decoder", "codec")
 SCALE = ".scale_weight"
-CHUNK = 1 << 26  # bytes of a file that may stay mapped after they have been copied
+SHARE = 16  # a part in so many of the stored weights may stay mapped after it was copied
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -97,6 +98,7 @@ def read_state(refs, scales, dtype, device):
         refs: {name: `Ref`}. scales: names of scales that the layers have beside their weights.
     """
     state, copied = {name: torch.ones((), device=device) for name in scales}, 0
+    most = sum(ref.bytes for ref in refs.values()) // SHARE
     for name, ref in refs.items():
         scale = name.removesuffix(".weight") + SCALE
         if scale in scales and ref.scaled:
@@ -104,7 +106,7 @@ def read_state(refs, scales, dtype, device):
         else:
             state[name] = ref.read(dtype, device)
         copied += 0 if ref.dtype == dtype and not ref.scaled and str(device) == "cpu" else ref.bytes
-        if copied > CHUNK:  # or the peak would be the weights twice: as they are stored and as they are wanted
+        if copied > most:  # or the peak would be the weights twice: as they are stored and as they are wanted
             copied = 0
             for source in {id(r.source): r.source for r in refs.values()}.values():
                 source.release()
@@ -144,6 +146,11 @@ def open_model(path=BUNDLED, need=PARTS, config=None):
             files = ModelFiles(source, family(source), "the bundled model" if path == BUNDLED else path.name)
             files.check(need)
             return files
+    if find_codec(source) is not None:
+        raise UserError(
+            f"{path.name} holds an image tokenizer and no language model, so it cannot draw: put it beside the "
+            "language model it belongs to, and select that one"
+        )
     keys = sorted(source.keys())
     raise UserError(
         f"{path.name} is no model of a supported family: {len(keys)} tensors were found, the first are "

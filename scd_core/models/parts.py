@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from ..checkpoint.scales import unscaled
 from ..errors import UserError
 
 
@@ -53,10 +54,13 @@ class Ref:
 
     def read(self, dtype=None, device="cpu"):
         """The tensor; rows are cut before anything is copied."""
-        tensor = self.source.read(self.key)
+        tensor, scale = self.source.raw(self.key)
         if self.rows is not None:
-            tensor = tensor[slice(*self.rows)]
+            rows = slice(*self.rows)
+            tensor, scale = tensor[rows], scale.flatten()[rows] if scale is not None and scale.numel() > 1 else scale
         tensor = tensor.reshape(self._fit(tuple(tensor.shape)))
+        if scale is not None:
+            return unscaled(tensor.to(device), scale.to(device), dtype or self.dtype)
         return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
     def _fit(self, shape):

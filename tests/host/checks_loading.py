@@ -90,6 +90,24 @@ def check_every_weight_dtype_draws(inside):
         assert torch.isfinite(inside.call("SCD_VQDecode", tokens=tokens, vq=vq).args[0]).all()
 
 
+def check_scaled_fp8_stays_in_8_bits(inside):
+    folder = inside.base / "models" / "ar_models"
+    folder.mkdir(parents=True, exist_ok=True)
+    source = inside.module("scd_core.models.load").BUNDLED
+    inside.module("scd_core.convert").convert(source, folder / "eight.safetensors", "fp8")
+    model, text, vq = loaded(inside, "eight.safetensors", dtype="auto")
+    layer = model.net.layers[0].self_attn.q_proj
+    assert layer.weight.dtype == torch.float8_e4m3fn and float(layer.scale_weight) != 1
+    assert model.net.norm.weight.dtype != torch.float8_e4m3fn
+    plain = loaded(inside, "eight.safetensors", dtype="fp32")[0]
+    weight = plain.net.layers[0].self_attn.q_proj.weight
+    assert weight.dtype == torch.float32 and torch.allclose(weight, layer.weight.float() * layer.scale_weight)
+    tokens, _, _ = drawn(inside, model, encoded(inside, text))
+    assert torch.isfinite(inside.call("SCD_VQDecode", tokens=tokens, vq=vq).args[0]).all()
+    small, full = (m.patcher.model_size() for m in (model, plain))
+    assert small < 0.6 * full, "8 bits take less room, and the host counts them"
+
+
 def check_unloaded_weights_come_back(inside):
     model, positive, vq = ready(inside)
     before = drawn(inside, model, positive, seed=8)[0].codes

@@ -66,7 +66,8 @@ class PackHost(host_api.Host):
         import numpy as np
         from PIL import Image
 
-        stills = [item for _, item in result.files() if item["filename"].lower().endswith(".png")]
+        files = [item for _, item in result.files() if item["type"] == "output"]  # not the acceptance map
+        stills = [item for item in files if item["filename"].lower().endswith(".png")]
         return [np.asarray(Image.open(io.BytesIO(self.view(item))).convert("RGB")) for item in stills]
 
 

@@ -78,6 +78,9 @@ def test_page_and_driver_read_a_workflow_alike(host, page, screenshots, name):
     assert page.evaluate(RED) == []
     queued = page.evaluate("async () => (await window.app.graphToPrompt()).output")
     ours = to_api(workflow, host.object_info)
+    for node in queued.values():  # the page adds the text box in which PreviewAny shows what it got
+        if node["class_type"] == "PreviewAny":
+            node["inputs"].pop("preview", None)
     assert {number: (node["class_type"], node["inputs"]) for number, node in queued.items()} == {
         number: (node["class_type"], node["inputs"]) for number, node in ours.items()}
 

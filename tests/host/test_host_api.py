@@ -27,13 +27,20 @@ def types_of(prompt, numbers):
     return {prompt[number]["class_type"] for number in numbers}
 
 
+def saved(result):
+    """(node, file) of what a run wrote into the output folder, previews aside."""
+    return sorted((number, item["filename"]) for number, item in result.files() if item["type"] == "output")
+
+
 def output_files(host):
     return sorted(path for path in (host.base / "output").rglob("*") if path.is_file())
 
 
 def test_pack_loads_without_a_complaint(host):
     assert "(IMPORT FAILED)" not in host.log.split("Import times")[1].split("\n\n")[0]
-    assert "Traceback" not in host.log
+    # the host has troubles of its own at times (its database, say); ours would name our folders
+    troubles = host.log.split("Traceback (most recent call last)")[1:]
+    assert [t for t in troubles if PACK in t or "scd_core" in t] == []
     assert [line for line in host.log.splitlines() if PACK in line and "warn" in line.lower()] == []
     for name in NODES:
         info = host.object_info[name]
@@ -162,7 +169,7 @@ def test_nothing_runs_twice_and_a_seed_gives_its_picture(host):
     first = succeeded(host.run(host.prompt(PICTURE, seed=51)))
     again = succeeded(host.run(host.prompt(PICTURE, seed=51)))
     assert again.executed() == []
-    assert again.files() == first.files()
+    assert saved(again) == saved(first)
     other_prompt = host.prompt(PICTURE, seed=52)
     other = succeeded(host.run(other_prompt))
     assert not {"SCD_LoadARModel", "SCD_TextEncode"} & types_of(other_prompt, other.executed())
@@ -220,6 +227,8 @@ def test_foreign_wires_are_refused(host, node, name, wrong, made):
     target = next(number for number, entry in prompt.items() if entry["class_type"] == node)
     prompt[target]["inputs"][name] = ["wrong", 0]
     prompt["wrong"] = {"class_type": wrong, "inputs": made}
+    # with another output left whole the host would run that one and only warn
+    prompt = {n: entry for n, entry in prompt.items() if not entry["class_type"].startswith("Preview")}
     with pytest.raises(HostError, match="Return type mismatch"):
         host.run(prompt)
 

@@ -103,6 +103,8 @@ def train(args):
         for block in net.layers:
             for out in (block.self_attn.o_proj, block.mlp.down_proj):
                 out.weight.mul_((2 * DECODER.layers) ** -0.5)
+    if args.init:
+        net.load_state_dict(torch.load(args.init, weights_only=True)["state"])
     opts = optimizers(net, args.lr)
     clock, step = Clock(args.minutes * 60), 0
     path = pathlib.Path(args.out)
@@ -154,6 +156,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=".data")
     parser.add_argument("--out", default=".data/lm.pt")
+    parser.add_argument("--init", help="checkpoint whose weights a new run starts from")
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1.0, help="factor on both learning rates")
