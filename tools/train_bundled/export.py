@@ -1,4 +1,4 @@
-"""Step 5: put codec and language model into the one file that ships with the pack (bf16, configuration inside).
+"""Step 4: put codec and language model into the one file that ships with the pack (bf16, configuration inside).
 
     python tools/train_bundled/export.py --vq .data/vq.pt --lm .data/lm.pt --out scd_core/bundled/model.safetensors
 """

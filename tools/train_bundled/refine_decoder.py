@@ -1,4 +1,4 @@
-"""Step 4: refine the codec's decoder under the fixed tokens (encoder and codebook stay as they are).
+"""Optional: refine the codec's decoder under the fixed tokens (encoder and codebook stay as they are).
 
     python tools/train_bundled/refine_decoder.py --data .data --vq .data/vq.pt --out .data/vq_refined.pt --minutes 10
 

@@ -1,4 +1,4 @@
-"""Step 6: the contact sheet of the README: 32 prompts and 8 clips drawn by the shipped model.
+"""Step 5: the contact sheet of the README: 32 prompts and 8 clips drawn by the shipped model.
 
     python tools/train_bundled/sheet.py --out docs/bundled_sheet.png
 
