@@ -45,8 +45,8 @@ class Files:
     def dtype(self, key):
         return self.tensors[key].dtype
 
-    def read(self, key, dtype=None, device="cpu"):
-        return self.tensors[key].to(device, dtype)
+    def raw(self, key):
+        return self.tensors[key], None
 
 
 def highest_first(name, levels):
