@@ -106,5 +106,5 @@ def test_law(model, picture, method):
 
 def test_stale_laws_are_seen(model, picture):
     """Power: the released bookkeeping fails the same test."""
-    z, p, _ = statistics(model, picture, 64, 128, variant=rule(METHODS["scd-maximal"], remember=stale))
+    z, p, _ = statistics(model, picture, 64, variant=rule(METHODS["scd-maximal"], remember=stale))
     assert z < -4 or p < 1e-4, (z, p)  # too typical; the bias of this model is small, so it takes more pictures
