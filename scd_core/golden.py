@@ -127,8 +127,8 @@ class Subject:
             self.files = ModelFiles(source, CodecAlone(source), fixture.folder.name)
         else:
             # a width that was never released does not tell its number of heads: a user would write a config.json
-            heads = self.meta.get("dims", {}).get("H")
-            told = {} if heads is None else {"num_attention_heads": heads}
+            dims = self.meta.get("dims")
+            told = {"num_attention_heads": dims["H"]} if isinstance(dims, dict) and "H" in dims else {}
             self.files = open_model(path, tuple(part for part in PARTS if part in need), told)
         self.family = self.files.family
         self._forced = {}

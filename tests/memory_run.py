@@ -9,7 +9,7 @@ import contextlib
 import gc
 import json
 import pathlib
-import resource
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -28,15 +28,10 @@ class Enough(Exception):
     pass
 
 
-def peak():
-    """Largest resident size of the process so far, bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-
-
-def resident():
-    """Resident size of the process now, bytes."""
-    pages = pathlib.Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * resource.getpagesize()
+def memory(field):
+    """Resident size of this process, bytes: "VmRSS" now, "VmHWM" at its largest (getrusage would count the parent)."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) << 10
 
 
 def draw(decoder, family, passes, request):
@@ -60,12 +55,12 @@ def main():
     plan = files.family.plan(files.family.size())
     del small
     gc.collect()
-    before = resident()
+    before = memory("VmRSS")
     decoder = files.build("decoder", dtype=dtype)
     weights = budget.weight_bytes(refs, dtype)
     if what == "load":
         total = sum(float(t.flatten()[::512].float().sum()) for t in decoder.state_dict().values())  # touch every page
-        print(json.dumps({"grown": peak() - before, "weights": weights, "sum": total}))
+        print(json.dumps({"grown": memory("VmHWM") - before, "weights": weights, "sum": total}))
         return
     # the system hands out zeroed pages when they are first written: make all of the cache count
     zeroed = KVCache.__init__
@@ -81,7 +76,7 @@ def main():
     needed = budget.sampler_bytes(
         decoder.cfg, dtype.itemsize, plan, max(s.length for s in streams), len(streams), BATCH, WINDOW
     )
-    print(json.dumps({"grown": peak() - before, "weights": weights, "run": needed}))
+    print(json.dumps({"grown": memory("VmHWM") - before, "weights": weights, "run": needed}))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ def test_tree_holds_no_clutter():
     if listed.returncode:
         pytest.skip("not a git checkout")
     clutter = (".pyc", ".zip", ".whl", ".ckpt", ".pt", ".pth", ".log", ".orig", ".DS_Store")
-    assert [name for name in listed.stdout.split("\0") if name.endswith(clutter)] == []
+    # miniature checkpoints in the public layouts are the tests' own data, and are not published
+    files = [name for name in listed.stdout.split("\0") if not name.startswith("tests/data/golden/")]
+    assert [name for name in files if name.endswith(clutter)] == []
 
 
 RULES = {
