@@ -64,7 +64,7 @@ def reshare(view, token):
 
 
 def newest(view, token, kept):
-    """The law of every draft after a pass is the newest p, accepted or not (decoding spec 4.3, the rule that
+    """The law of every draft after a pass is the newest p, accepted or not (the rule that
     released code breaks)."""
     return view.p
 

@@ -1,7 +1,7 @@
 """How a draft moves from its old law to the new one.
 
 Every function here keeps the marginal: if the old draft had law q, the new one has law p. They differ in how
-often the token stays the same, which is what makes drafts survive (SCD, arXiv 2510.24211; decoding spec 3, 4).
+often the token stays the same, which is what makes drafts survive (SCD, arXiv 2510.24211).
 """
 
 import torch
@@ -25,7 +25,7 @@ def inverse_cdf(weights, u):
 
 
 def maximal(p, q, draft, u, v):
-    """The maximal coupling of q and p, given the draft (the MRS kernel of SJD; decoding spec 3).
+    """The maximal coupling of q and p, given the draft (the modified rejection sampling of SJD, arXiv 2410.01699).
 
     The draft stays with probability min(1, p/q), else the residual max(p - q, 0) is drawn, so that
     Pr[new = old] = 1 - TV(p, q), the most any coupling can reach. An empty residual (p = q within rounding) is

@@ -1,4 +1,4 @@
-"""How a position that enters the window gets its first draft and that draft's law (decoding spec 5).
+"""How a position that enters the window gets its first draft and that draft's law.
 
 Any start is exact as long as the recorded law is the one the draft was drawn from: a copied token has a one-hot
 law. Seed-exact needs no law at all, so there a start is only a guess.
@@ -34,7 +34,7 @@ STARTS = {
 
 
 def automatic_start(method, plan):
-    """The start that needs the fewest passes by measurement (spec/beyond 1.4): the previous frame for clips;
+    """The start that needs the fewest passes by measurement: the previous frame for clips;
     for stills a uniform law where laws are kept, else any token."""
     if plan.frames > 1:
         return "previous_frame_law" if method.needs_q else "previous_frame"

@@ -1,4 +1,4 @@
-"""The token law: from the backbone's logits to the distribution that is sampled, in fp32 (decoding spec 2.2).
+"""The token law: from the backbone's logits to the distribution that is sampled, in fp32.
 
 The same law serves drafts, tests, residuals and bonus tokens; a ratio of raw probabilities would be wrong as
 soon as guidance, temperature, top-k or top-p is active.

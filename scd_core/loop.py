@@ -8,7 +8,7 @@
         commit the kept prefix and the first changed token
         drafts behind it = couple(token, p, noise); their law q is p          (coupling)
 
-Source: SJD (arXiv 2410.01699) and SCD (arXiv 2510.24211); the seed-exact rule is in the decoding spec, 4.5.
+Source: SJD (arXiv 2410.01699) and SCD (arXiv 2510.24211); seed-exact is described at `acceptance.match`.
 """
 
 import time

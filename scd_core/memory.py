@@ -31,7 +31,7 @@ class TrajectoryMemory:
 
     @staticmethod
     def neighbours(row_stride, frame_stride):
-        """(distance, weight) of the context tokens; weights as measured in spec/beyond 1.1."""
+        """(distance, weight) of the context tokens; weights as measured on the bundled model's prototype."""
         offsets = [(1, 4.0), (2, 1.5), (3, 0.7)]
         if row_stride > 3:
             offsets += [(row_stride, 1.5), (row_stride + 1, 0.5), (row_stride - 1, 0.5)]

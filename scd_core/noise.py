@@ -13,7 +13,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# one constant a use; a stream is never used for two decisions (decoding spec 6.1 conditions a-c)
+# one constant a use; a stream is never used for two decisions
 GUMBEL, ACCEPT, RESIDUAL, REDRAW, START = (0xA24BAED4963EE407 * k & MASK for k in range(1, 6))
 
 
@@ -72,7 +72,7 @@ class Noise:
         return ((bits >> np.uint64(41)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
     def gumbel(self, positions, vocab, device="cpu"):
-        """Gumbel(0,1) vectors, fixed for a position (decoding spec 4.4, 7).
+        """Gumbel(0,1) vectors, fixed for a position.
 
         Computed from an exponential variable with full relative precision near 0, where the winners are.
 

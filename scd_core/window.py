@@ -1,4 +1,4 @@
-"""How many positions a pass should look at when the user leaves it to us (decoding spec 9).
+"""How many positions a pass should look at when the user leaves it to us.
 
 Seed-exact draws the same tokens whatever the window, so there it may be measured: time a pass at several lengths
 and take the one that commits most tokens a second. The other methods draw different (equally lawful) tokens for

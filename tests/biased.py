@@ -1,4 +1,4 @@
-"""Decoding rules that are known to be wrong (decoding spec 6.2): the exactness tests must be able to see them."""
+"""Decoding rules that are known to be wrong: the exactness tests must be able to see them."""
 
 import torch
 from scd_pack.scd_core import noise as streams

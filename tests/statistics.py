@@ -1,4 +1,4 @@
-"""Statistics that tell an exact sampler from a nearly exact one (decoding spec 18.2)."""
+"""Statistics that tell an exact sampler from a nearly exact one."""
 
 from dataclasses import dataclass
 

@@ -25,7 +25,7 @@ def decoder():
 
 @pytest.fixture(scope="module")
 def picture():
-    """Grid G of the decoding spec at medium entropy."""
+    """Grid G at medium entropy."""
     return grid()
 
 
@@ -257,7 +257,7 @@ def test_single_cell(decoder):
         assert tokens.shape == (1, 1) and report.passes == 1
 
 
-# step counts on the grid toy (decoding spec 18.2 H2) ----------------------------------------------------------------
+# step counts on the grid toy ----------------------------------------------------------------
 
 SAMPLES = 24
 

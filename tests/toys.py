@@ -68,7 +68,7 @@ def run(toy, method="seed-exact", variant=None, kept=None, callback=None, law=No
     return tokens - toy.plan.base, report
 
 
-# enumerable chains (decoding spec 18.1) ---------------------------------------------------------------------------
+# enumerable chains ---------------------------------------------------------------------------
 
 
 class Chain(Toy):
@@ -137,7 +137,7 @@ def pairwise(vocab=4, length=5, seed=7):
     return Chain(tables)
 
 
-# grid G of the decoding spec ----------------------------------------------------------------------------------------
+# grid G ----------------------------------------------------------------------------------------
 
 NEIGHBOURS = {(0, -1): 1.0, (-1, 0): 1.0, (-1, -1): 0.6, (-1, 1): 0.6, (0, -2): 0.4, (-2, 0): 0.4}
 
