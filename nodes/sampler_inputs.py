@@ -4,6 +4,7 @@ from comfy_api.latest import io
 
 from ..scd_core.acceptance import DEFAULT_METHOD, METHODS
 from ..scd_core.drafting import STARTS
+from ..scd_core.generate import MOST_NODES
 from .sockets import MODEL, PROMPT, TOKENS
 
 SEEDS = 0xFFFFFFFFFFFFFFFF
@@ -19,7 +20,8 @@ def _method():
             options=list(METHODS),
             default=DEFAULT_METHOD,
             tooltip="seed-exact: the very tokens that autoregressive gives for this seed, in far fewer passes. sjd and "
-            "scd: other tokens of the same law. jacobi: always the likeliest token. autoregressive: one token a pass.",
+            "scd: other tokens of the same law. jacobi: always the likeliest token. autoregressive: one token a pass. "
+            "csd, gsd, cool-sd: fewer passes still, but the picture only resembles the model's (lossy).",
         ),
         io.Int.Input(
             "seed", default=0, min=0, max=SEEDS, control_after_generate=True,
@@ -98,6 +100,21 @@ def _run():
             label_off="off",
             tooltip="seed-exact and jacobi: remember what a token answered under which neighbours, for better guesses. "
             "Changes the number of passes, no token.",
+        ),
+        io.Int.Input(
+            "tree_nodes", display_name="tree nodes", default=-1, min=-1, max=MOST_NODES,
+            tooltip="seed-exact and jacobi: second-best guesses looked at beside the window. -1: chosen for you, 0: "
+            "none. Needs trajectory memory. Changes the speed, no token.",
+        ),
+        io.Float.Input(
+            "relax", default=-1.0, min=-1.0, max=1.0, step=0.05, round=0.001,
+            tooltip="csd, gsd and cool-sd: how much they may bend the model's law. 0: not at all, 1: as published. -1: "
+            "the method's own.",
+        ),
+        io.Int.Input(
+            "relax_budget", display_name="relax budget", default=-1, min=-1, max=1_000_000,
+            tooltip="csd, gsd and cool-sd: at most so many tokens of a picture are taken against the law. -1: any "
+            "number.",
         ),
     ]
 

@@ -7,6 +7,7 @@ import torch
 
 from . import noise as streams
 from .coupling import gumbel_argmax, inverse_cdf, maximal
+from .relax import annealed, entropy_bonus, grouped
 
 
 class Verdict:
@@ -30,6 +31,12 @@ class Verdict:
         if self._p is None:
             self._p = self.log_p.exp()
         return self._p
+
+    def ratio(self, capped=True):
+        """p/q of the drafts, fp32 [B, W]; capped at 1."""
+        x = self.draft.unsqueeze(-1)
+        ratio = (self.p.gather(-1, x) / self.q.gather(-1, x).clamp(min=1e-30)).squeeze(-1)
+        return ratio.clamp(max=1.0) if capped else ratio
 
     def uniform(self, stream):
         """Fresh uniforms fp32 [B, W] of this pass."""
@@ -81,6 +88,8 @@ class Method:
         sequential: window 1.
         greedy: temperature 0 whatever the settings say.
         memory: drafts may be any token, so trajectory memory applies (seed-exact).
+        relax: None, or (view, strength) -> chance [B, W] that a draft is committed at the front (lossy).
+        strength: of the relaxation, where the settings leave it to the method.
         remember: (view, token, kept) -> law recorded for the drafts.
     """
 
@@ -92,7 +101,15 @@ class Method:
     sequential: bool = False
     greedy: bool = False
     memory: bool = False
+    relax: Callable | None = None
+    strength: float = 0.0
     remember: Callable = newest
+
+    def relaxed(self, view, strength):
+        """bool [B, W]: drafts that the relaxation would commit, by the exact test's uniforms. None: no such rule."""
+        if self.relax is None or strength == 0:
+            return None
+        return view.uniform(streams.ACCEPT) < self.relax(view, strength)
 
 
 METHODS = {
@@ -102,5 +119,8 @@ METHODS = {
     "scd-maximal": Method(exact, keep, needs_q=True),
     "scd-gumbel": Method(exact, reshare, needs_q=True, needs_gumbel=True),
     "seed-exact": Method(match, keep, needs_gumbel=True, memory=True),
+    "csd": Method(exact, keep, lossless=False, needs_q=True, relax=entropy_bonus, strength=0.1),
+    "gsd": Method(exact, keep, lossless=False, needs_q=True, relax=grouped, strength=1.0),
+    "cool-sd": Method(exact, keep, lossless=False, needs_q=True, relax=annealed, strength=0.1),
 }
 DEFAULT_METHOD = "seed-exact"

@@ -3,7 +3,7 @@
 import math
 
 from .memory import RECORDS
-from .window import LENGTHS
+from .window import LENGTHS, NODES
 
 FLOAT = 4
 LAWS = 9  # fp32 numbers an entry of the law: itself, the draft's law, noise, sorting; measured 5 to 10 by method
@@ -24,23 +24,29 @@ def cache_bytes(cfg, slots, rows, item_size):
     return 2 * cfg.layers * cfg.kv_heads * cfg.head_dim * (slots + 1) * rows * item_size
 
 
-def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window):
+def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window, nodes=0):
     """Estimate for one decode call, beside the weights.
 
     Args:
         cfg: `DecoderConfig`. item_size: bytes of one number in the compute dtype.
         plan: `TokenPlan`. prompt: tokens of the longest stream. streams: 1, or 2 with guidance.
-        window: positions a pass, 0: automatic.
+        window: positions a pass, 0: automatic. nodes: of a draft tree beside it, -1: automatic.
     """
-    window = min(window or LENGTHS[-1], plan.length)
+    nodes = NODES[-1] if nodes < 0 else nodes
+    window = min(window or LENGTHS[-1], plan.length) + nodes
     rows = batch * streams
-    cache = cache_bytes(cfg, prompt + plan.length, rows, item_size)
+    cache = cache_bytes(cfg, nodes + prompt + plan.length, rows, item_size)
     laws = rows * window * plan.vocab * item_size + LAWS * batch * window * plan.vocab * FLOAT
     records = batch * window * RECORDS * 8 * FLOAT
     hidden = rows * window * (4 * cfg.dim + 2 * cfg.ffn) * item_size
     return cache + laws + records + hidden
 
 
-def codec_bytes(cfg, width, height, frames):
-    """Estimate for decoding `frames` pictures at once: a few feature maps at full resolution."""
-    return frames * width * height * cfg.ch * cfg.ch_mult[0] * FLOAT * 6
+def codec_bytes(cfg, width, height, frames, clip=False):
+    """Estimate for decoding or encoding `frames` pictures at once: a few feature maps at full resolution.
+
+    A codec that works on a `clip` in steps tells by itself how many numbers a pixel that takes.
+    """
+    own = getattr(cfg, "numbers", None)
+    numbers = 6 * frames * cfg.ch * cfg.ch_mult[0] if own is None else own(width, height, frames, clip)
+    return int(width * height * numbers * FLOAT)

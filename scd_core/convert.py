@@ -15,7 +15,8 @@ from torch import nn
 from .checkpoint import header, packed, stream_safetensors
 from .checkpoint.scales import MARKER, scale_down
 from .errors import UserError
-from .models.load import NETWORKS, open_model
+from .models.load import open_model
+from .models.transformer import Decoder
 
 KINDS = ("bf16", "fp8")
 CHUNK = 1 << 28  # bytes of the sources that may stay mapped
@@ -159,7 +160,7 @@ def texts(source):
 def matrices(files):
     """(source id, key) of all matrices inside the decoder's layers: most of its weights, and what hosts keep in fp8."""
     with torch.device("meta"):
-        layers = NETWORKS["decoder"](files.family.decoder_config).layers
+        layers = Decoder(files.family.decoder_config).layers
     names = {f"layers.{name}.weight" for name, module in layers.named_modules() if isinstance(module, nn.Linear)}
     refs = files.family.refs("decoder")
     return {(id(refs[name].source), refs[name].key) for name in names}

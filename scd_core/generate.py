@@ -9,8 +9,9 @@ from .acceptance import DEFAULT_METHOD, METHODS
 from .errors import UserError
 from .law import LawSettings
 from .loop import Settings, decode
-from .window import choose_window
+from .window import AUTO, choose_shape
 
+MOST_NODES = 512
 OWN = -1  # "the model's own value" in a request
 
 
@@ -20,6 +21,8 @@ class Request:
 
     Attributes:
         seed: 0 .. 2**64-1. window: free positions looked at in a pass. width, height: pixels. frames: 1 is a still.
+        nodes: rows a pass spends on a draft tree; -1: automatic. relax: strength of a lossy method, 0 to 1.
+        relax_budget: tokens of a picture that may be taken by relaxation alone; -1: any number.
         batch: pictures or clips. first_sample: number of the first one, to draw one of a batch again.
     """
 
@@ -37,6 +40,9 @@ class Request:
     first_sample: int = 0
     start: str = "auto"
     memory: bool = True
+    nodes: int = AUTO
+    relax: float = OWN
+    relax_budget: int = -1
 
 
 @dataclass
@@ -84,6 +90,12 @@ def check_request(request):
         raise UserError(f"batch size {request.batch}: at least 1 picture must be drawn")
     if request.window < 0:
         raise UserError(f"window {request.window}: use 0 (automatic) or at least 1")
+    if not AUTO <= request.nodes <= MOST_NODES:
+        raise UserError(f"tree nodes {request.nodes}: use -1 (automatic), 0 (no tree) or up to {MOST_NODES}")
+    if request.relax != OWN and not 0 <= request.relax <= 1:
+        raise UserError(f"relaxation {request.relax}: use 0 (exact) to 1 (as published), or -1 (the method's own)")
+    if request.relax_budget < -1:
+        raise UserError(f"relaxation budget {request.relax_budget}: use -1 (any number of tokens) or at least 0")
 
 
 def generate(decoder, family, prompt, negative=None, request=None, kept=None, device="cpu", callback=None):
@@ -107,17 +119,21 @@ def generate(decoder, family, prompt, negative=None, request=None, kept=None, de
     plan = family.plan(size)
     streams = family.streams(prompt, negative, plan)
     notes = list(prompt.notes) + (list(negative.notes) if negative is not None else [])
-    window = request.window or choose_window(
-        decoder, family, plan, streams, request.method, request.batch, law, device
+    window, nodes = choose_shape(
+        decoder, family, plan, streams, request.method, request.batch, law, device, request.window,
+        request.nodes if request.memory else 0,
     )
     settings = Settings(
         method=request.method,
         window=window,
+        nodes=nodes,
         seed=request.seed,
         batch=request.batch,
         first_sample=request.first_sample,
         start=request.start,
         memory=request.memory,
+        relax=request.relax,
+        relax_budget=request.relax_budget,
         law=law,
     )
     tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback)

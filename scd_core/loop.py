@@ -25,6 +25,7 @@ from .models.session import Session
 from .noise import Noise
 from .report import DecodeReport, token_hash
 from .state import Frontier, WindowState
+from .tree import GAP_SCALE, RUNNERS, DraftTree, runners_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Settings:
         method: a key of `METHODS`. window: free positions a pass looks at. start: a key of `STARTS` or "auto".
         seed: 0 .. 2**64-1. batch: samples; sample numbers are first_sample, first_sample + 1, ...
         memory: trajectory memory (seed-exact and jacobi).
+        nodes: rows a pass spends on a draft tree beside its window (seed-exact and jacobi); needs the memory.
+        relax: strength of a relaxed method, 0 (exact) to 1 (published constants); -1: the method's own.
+        relax_budget: drafts of one sample that may be committed by relaxation alone; -1: any number.
     """
 
     method: str = DEFAULT_METHOD
@@ -44,6 +48,9 @@ class Settings:
     first_sample: int = 0
     start: str = "auto"
     memory: bool = True
+    nodes: int = 0
+    relax: float = -1.0
+    relax_budget: int = -1
     law: LawSettings = LawSettings()
 
 
@@ -89,6 +96,9 @@ class Run:
         self.result = fixed.clone()
         self.allowed = None if plan.allowed is None else plan.allowed.to(device)
         self.passes = 0
+        self.strength = method.strength if settings.relax < 0 else settings.relax
+        grows = method.memory and settings.memory and self.window > 1
+        self.nodes = settings.nodes if grows else 0
         if not self.active:
             return
         order = [s.sample for s in self.active]
@@ -96,10 +106,14 @@ class Run:
         prefix = min(int(s.free[0]) for s in self.active)
         for s in self.active:
             s.begin(prefix)
-        self.session = Session(decoder, family, plan, streams, fixed[order], prefix, device)
+        self.session = Session(decoder, family, plan, streams, fixed[order], prefix, device, self.nodes)
         noise = Noise(settings.seed, [settings.first_sample + b for b in order])
         span = max(s.span(self.window) for s in self.active)
-        self.state = WindowState(plan, method, fixed[order].numpy(), noise, span, self.stride, device, settings.memory)
+        runners = RUNNERS if self.nodes else 0
+        self.state = WindowState(
+            plan, method, fixed[order].numpy(), noise, span, self.stride, device, settings.memory, runners
+        )
+        self.tree = DraftTree(self.nodes, self.state.memory) if self.nodes else None
         self.clock.lap("rest")
 
     def step(self):
@@ -113,11 +127,19 @@ class Run:
         for s, end in zip(self.active, ends):
             s.end = max(s.end, int(end))
         ids = self.draft_ids(positions, fronts, drawn)
-        before = self.to_device(np.where(valid, positions - 1, self.plan.length))
+        before = np.where(valid, positions - 1, self.plan.length)
+        nodes = self.tree and self.tree.grow(state.tokens[: len(fronts)], state.fixed[: len(fronts)], fronts, ends)
+        inputs, visible = ids[:, :-1], None
+        if nodes is not None:
+            visible = nodes.visible(before, self.plan.length, self.device)
+            inputs = torch.cat([inputs, self.to_device(nodes.token)], 1)
+            before = np.concatenate([before, np.where(nodes.live, nodes.position, self.plan.length)], 1)
         self.clock.lap("rest")
-        logits = self.session.window(ids[:, :-1], before, int(ends.max()) - 1, fronts.min() == 0)
+        logits = self.session.window(
+            inputs, self.to_device(before), int(ends.max()) - 1, fronts.min() == 0, visible
+        )
         self.clock.lap("backbone")
-        n = self.decide(logits, ids[:, 1:], positions, valid, lane, sizes)
+        n = self.decide(logits, ids[:, 1:], positions, valid, lane, sizes, nodes)
         self.clock.lap("kernel")
         return n
 
@@ -141,57 +163,110 @@ class Run:
             ids[:, :1] = keep
         return ids
 
-    def decide(self, logits, ids, positions, valid, lane, sizes):
+    def decide(self, logits, ids, positions, valid, lane, sizes, nodes=None):
         """The kernel of a pass: law, acceptance and coupling for the whole window at once, then the commit.
 
         Args:
-            logits: [A, S, W, V]. ids: int64 [A, W] drafts, both on the device.
-            positions, valid: arrays [A, W]. lane: [W]. sizes: [A, 1].
+            logits: [A, S, W + M, V]. ids: int64 [A, W] drafts, both on the device.
+            positions, valid: arrays [A, W]. lane: [W]. sizes: [A, 1]. nodes: M `Nodes` of a draft tree, or None.
 
         Returns:
             positions committed by each sample, list of int.
         """
         state, method = self.state, self.method
+        looked = positions
+        if nodes is not None:
+            looked = np.concatenate([positions, np.minimum(nodes.position + 1, self.plan.length - 1)], 1)
+            ids = torch.cat([ids, ids.new_full(nodes.token.shape, state.base)], 1)
         log_p = token_law(logits, self.law, self.family.guidance, self.allowed)
         view = Verdict(
             log_p=log_p,
             # the drafts of given positions may lie outside of the vocabulary; what becomes of them does not matter
             draft=(ids - state.base).clamp_(0, state.vocab - 1),
-            q=state.laws.read(positions) if method.needs_q else None,
-            gumbel=state.gumbels.read(positions) if method.needs_gumbel else None,
+            q=state.laws.read(looked) if method.needs_q else None,
+            gumbel=state.gumbels.read(looked) if method.needs_gumbel else None,
             noise=state.noise,
-            positions=positions,
+            positions=looked,
             passes=self.passes,
         )
         token, kept = method.accept(view)
         redraft = method.couple(view, token)
+        relaxed = method.relaxed(view, self.strength)
+        packed = [token, redraft, kept.long(), log_p[..., 0].isnan().long()]
+        if relaxed is not None:
+            packed += [view.draft, relaxed.long()]
+        if self.tree is not None:
+            packed += runners_of(view.log_p + view.gumbel)
         # the pass's one host synchronisation
-        packed = torch.stack([token, redraft, kept.long(), log_p[..., 0].isnan().long()]).cpu().numpy()
+        packed = torch.stack(packed).cpu().numpy()
         if state.laws is not None:
             # a given prefix is prefilled when a sample runs alone: in company its laws stay unknown all the same
             own = positions >= np.array([s.free[0] for s in self.active])[:, None]
             state.laws.write(positions, method.remember(view, token, kept), valid & own)
-        return self.commit(*packed, positions, valid, lane, sizes)
+        return self.commit(packed, positions, valid, lane, sizes, nodes)
 
-    def commit(self, token, redraft, kept, wrong, positions, valid, lane, sizes):
+    def commit(self, packed, positions, valid, lane, sizes, nodes):
         """Write what the kernel decided: the committed prefix of every sample and its new drafts."""
-        state, rows = self.state, np.arange(len(positions))[:, None]
+        state, rows, w = self.state, np.arange(len(positions))[:, None], positions.shape[1]
+        token, redraft, kept, wrong = packed[:4, :, :w]
         if (wrong.astype(bool) & valid).any():
             raise UserError(self.not_finite(int((wrong.astype(bool) & valid).any(1).argmax())))
         fixed = state.fixed[rows, positions]
         free = fixed < 0
         # the last looked-at position always decides: kept or not, its token has the right law
-        stands = (kept.astype(bool) | ~free) & (lane < sizes - 1)
-        n = np.logical_and.accumulate(stands, 1).sum(1) + 1
-        behind = lane >= n[:, None]
-        new = np.where(free, np.where(behind, redraft, token) + state.base, fixed)
+        stands, before_last = kept.astype(bool) | ~free, lane < sizes - 1
+        if self.method.relax is not None and len(packed) > 4:
+            stands, token = self.loosen(stands, before_last, token, *packed[4:6, :, :w])
+        n = np.logical_and.accumulate(stands & before_last, 1).sum(1) + 1
+        new = np.where(free, np.where(lane >= n[:, None], redraft, token) + state.base, fixed)
         if state.memory is not None:
-            context = state.memory.context(state.tokens, positions)
-            state.memory.record(context, new, positions, valid)
+            self.remember(packed, new, positions, valid, nodes)
+        if nodes is not None:
+            answers = packed[0, :, w:] + state.base
+            n, taken = nodes.follow(n, positions[:, 0], new, answers, state.fixed)
+            if taken is not None:
+                self.session.settle(*map(self.to_device, taken))
+        behind = lane >= n[:, None]
         state.tokens[rows, np.where(valid, positions, self.plan.length)] = new
         if state.memory is not None:
             state.memory.recall(state.tokens, positions, valid & behind & free)
         return n.tolist()
+
+    def loosen(self, stands, before_last, token, draft, relaxed):
+        """Let the relaxation commit drafts that the exact rule rejects, within each sample's budget.
+
+        Returns:
+            (stands, token) with those drafts in them.
+        """
+        extra, budget = relaxed.astype(bool) & ~stands & before_last, self.settings.relax_budget
+        used = np.array([s.relaxed for s in self.active])[:, None]
+        if budget >= 0:
+            extra &= used + np.cumsum(extra, 1) <= budget
+        stands = stands | extra
+        n = np.logical_and.accumulate(stands & before_last, 1).sum(1, keepdims=True)
+        for s, count in zip(self.active, (extra & (np.arange(extra.shape[1]) < n)).sum(1)):
+            s.relaxed += int(count)
+        return stands, np.where(extra, draft, token)
+
+    def remember(self, packed, answers, positions, valid, nodes):
+        """What every row answered goes into the memory, with its runners-up where a tree will ask for them."""
+        state, w = self.state, positions.shape[1]
+        ids = scores = None
+        if self.tree is not None:
+            ids = np.moveaxis(packed[4 : 4 + RUNNERS], 0, -1) + state.base
+            scores = np.moveaxis(packed[4 + RUNNERS :], 0, -1) / GAP_SCALE
+        context = state.memory.context(state.tokens, positions)
+        if nodes is None:
+            return state.memory.record(context, answers, positions, valid, ids, scores)
+        answers = np.concatenate([answers, packed[0, :, w:] + state.base], 1)
+        state.memory.record(
+            np.concatenate([context, nodes.context], 1),
+            answers,
+            np.concatenate([positions, nodes.position + 1], 1),
+            np.concatenate([valid, nodes.live], 1),
+            ids,
+            scores,
+        )
 
     def finish(self, counts):
         """Move the frontiers; let finished samples leave the batch."""
@@ -241,6 +316,8 @@ class Run:
         settings = {**asdict(self.settings), **asdict(self.law), "window": self.window, "start": self.start_name}
         settings.pop("law")
         settings["memory"] = bool(self.settings.memory and self.method.memory and not self.method.sequential)
+        settings["nodes"] = self.nodes
+        settings["relax"] = self.strength if self.method.relax is not None else 0.0
         cells = self.plan.cells.numpy() >= 0
         visits = np.stack([s.visits[cells] for s in self.samples])
         return DecodeReport(
@@ -252,7 +329,8 @@ class Run:
             accepted=[list(s.per_pass) for s in self.samples],
             visits=visits.reshape(len(visits), self.plan.frames, self.plan.rows, self.plan.cols),
             seconds=self.clock.seconds,
-            lossless=self.method.lossless,
+            lossless=self.method.lossless or (self.method.relax is not None and self.strength == 0),
+            relaxed=[s.relaxed for s in self.samples],
             dtype=str(self.session.dtype).removeprefix("torch.") if self.passes else "none",
             sha256_tokens=token_hash(self.result),
         )

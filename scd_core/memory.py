@@ -7,7 +7,7 @@ decoding any draft is legal, so this costs no model row, needs no law and cannot
 
 import numpy as np
 
-RECORDS = 24  # answers remembered a position
+RECORDS = 12  # answers remembered a position
 ROUNDS = 8  # how far to the right a change may travel within one refresh
 
 
@@ -17,17 +17,22 @@ class TrajectoryMemory:
     Args:
         capacity: positions that can be alive at a time (a ring by position).
         offsets: (distance, weight) of the neighbours that make up a context.
+        runners: next best candidates remembered beside each answer (for draft trees).
     """
 
-    def __init__(self, batch, capacity, offsets):
+    def __init__(self, batch, capacity, offsets, runners=0):
         self.offsets = np.array([distance for distance, _ in offsets])
         self.weights = np.array([weight for _, weight in offsets], dtype=np.float32)
+        self.full = float(self.weights.sum())  # agreement of a context that was seen before
         shape = (batch, capacity + 1, RECORDS)  # the last place takes what belongs to no position
         self.contexts = np.full((*shape, len(offsets)), -2, dtype=np.int32)
         self.answers = np.zeros(shape, dtype=np.int32)
-        self.recency = 1e-3 * np.arange(RECORDS, dtype=np.float32) / RECORDS
+        self.runners = np.zeros((*shape, runners), dtype=np.int32)
+        self.gaps = np.full((*shape, runners), np.inf, dtype=np.float32)
+        self.turn = np.zeros((batch, capacity + 1), dtype=np.int64)  # record that is written next
+        age = (np.arange(RECORDS)[:, None] - 1 - np.arange(RECORDS)) % RECORDS  # [turn, record]
+        self.recency = 1e-3 * (1 - age / RECORDS).astype(np.float32)
         self.capacity = capacity
-        self.next = 0  # record that the coming pass writes
 
     @staticmethod
     def neighbours(row_stride, frame_stride):
@@ -40,28 +45,57 @@ class TrajectoryMemory:
         return offsets
 
     def move(self, source, target):
-        for store in (self.contexts, self.answers):
+        for store in (self.contexts, self.answers, self.runners, self.gaps, self.turn):
             store[target] = store[source]
 
-    def _place(self, positions, valid):
+    def place(self, positions, valid):
+        """Index arrays (rows [B, 1], places [B, W]) of positions in the ring."""
         rows = np.arange(len(positions))[:, None]
         return rows, np.where(valid, positions % self.capacity, self.capacity)
 
     def enter(self, positions, valid):
         """Forget what the ring places of newly entered positions served before."""
-        self.contexts[self._place(positions, valid)] = -2
+        self.contexts[self.place(positions, valid)] = -2
 
     def context(self, tokens, positions):
         """Neighbour tokens int32 [B, W, C] of positions [B, W]; -1 left of the sequence."""
-        where = positions[..., None] - self.offsets
-        rows = np.arange(len(positions))[:, None, None]
-        return np.where(where >= 0, tokens[rows, np.maximum(where, 0)], -1).astype(np.int32)
+        return self._look(tokens, *self._where(positions))
 
-    def record(self, context, answers, positions, valid):
-        """Remember the answers [B, W] of a pass under the context that was fed."""
-        rows, place = self._place(positions, valid)
-        self.contexts[rows, place, self.next] = context
-        self.answers[rows, place, self.next] = answers
+    def _where(self, positions):
+        where = positions[..., None] - self.offsets
+        return np.arange(len(positions))[:, None, None], np.maximum(where, 0), where < 0
+
+    def _look(self, tokens, rows, where, outside):
+        found = tokens[rows, where]
+        found[outside] = -1
+        return found
+
+    def record(self, context, answers, positions, valid, runners=None, gaps=None):
+        """Remember the answers [B, W] of a pass under the context [B, W, C] that was fed.
+
+        Args:
+            positions, valid: [B, W]; a position may occur more than once.
+            runners, gaps: next best candidates [B, W, K] and how far their scores lie below the answer's.
+        """
+        rows, places = place = self.place(positions, valid)
+        turn = (self.turn[place] + _rank(places)) % RECORDS
+        self.contexts[rows, places, turn] = context
+        self.answers[rows, places, turn] = answers
+        if runners is not None:
+            self.runners[rows, places, turn] = runners
+            self.gaps[rows, places, turn] = gaps
+        self.turn[place] = (turn + 1) % RECORDS
+
+    def agreement(self, contexts, recency, now):
+        """How well records [B, W, R, C] agree with the neighbours `now` [B, W, C]; recent ones win ties."""
+        same = (contexts == now[:, :, None]).astype(np.float32)
+        return (same.reshape(-1, same.shape[-1]) @ self.weights).reshape(same.shape[:-1]) + recency
+
+    def best(self, place, now):
+        """(record int [B, W], its agreement [B, W]) that fits the neighbours `now` best."""
+        score = self.agreement(self.contexts[place], self.recency[self.turn[place]], now)
+        record = score.argmax(-1)
+        return record, score.max(-1)
 
     def recall(self, tokens, positions, valid):
         """Refine the drafts of `positions`, whose left neighbours may have changed in this pass.
@@ -70,18 +104,23 @@ class TrajectoryMemory:
             tokens: int64 [B, N+1] holding the newest drafts; refined in place.
             valid: bool [B, W]; other positions are left alone.
         """
-        rows, place = self._place(positions, valid)
-        contexts, answers = self.contexts[rows, place], self.answers[rows, place]
-        recency = np.roll(self.recency, self.next + 1)  # highest for the record just written
+        place = self.place(positions, valid)
+        contexts, answers, recency = self.contexts[place], self.answers[place], self.recency[self.turn[place]]
         # surplus lanes repeat the last position: the spare column keeps them from undoing its own lane
-        target = np.where(valid, positions, tokens.shape[1] - 1)
+        target = (place[0], np.where(valid, positions, tokens.shape[1] - 1))
+        look, old = self._where(positions), tokens[target]
+        rows, lanes = place[0], np.arange(old.shape[1])
         for _ in range(ROUNDS):
-            now = self.context(tokens, positions)
-            score = (contexts == now[:, :, None]).astype(np.float32) @ self.weights + recency
-            best = np.take_along_axis(answers, score.argmax(-1)[..., None], -1)[..., 0]
-            old = tokens[rows, target]
-            new = np.where(valid, best, old)
-            if np.array_equal(new, old):
+            record = self.agreement(contexts, recency, self._look(tokens, *look)).argmax(-1)
+            new = np.where(valid, answers[rows, lanes, record], old)
+            if (new == old).all():
                 break
-            tokens[rows, target] = new
-        self.next = (self.next + 1) % RECORDS
+            tokens[target] = old = new
+
+
+def _rank(places):
+    """How many earlier entries of a row [B, W] name the same place."""
+    if places.shape[1] < 2 or (np.diff(places, axis=1) > 0).all():
+        return np.zeros_like(places)
+    same = places[:, :, None] == places[:, None, :]
+    return np.tril(same, -1).sum(-1)

@@ -18,6 +18,7 @@ class DecodeReport:
         accepted: per sample, free tokens committed in each pass.
         visits: int32 [B, frames, rows, cols] passes that looked at a cell.
         seconds: {"backbone", "kernel", "rest"}: host time; on an asynchronous device waiting counts as kernel.
+        relaxed: per sample, tokens that only a relaxed rule committed.
         lossless: the tokens follow the model's law exactly.
         dtype: the backbone's; token identity between methods is promised in fp32.
         notes: sentences for the user.
@@ -34,6 +35,7 @@ class DecodeReport:
     lossless: bool
     dtype: str
     sha256_tokens: str
+    relaxed: list = field(default_factory=list)
     notes: list = field(default_factory=list)
 
     @property
@@ -58,6 +60,7 @@ class DecodeReport:
             "visits": self.visits.tolist(),
             "seconds": round(self.total_seconds, 4),
             "seconds_by_part": {k: round(v, 4) for k, v in self.seconds.items()},
+            "relaxed_tokens": sum(self.relaxed),
             "lossless": self.lossless,
             "dtype": self.dtype,
             "sha256_tokens": self.sha256_tokens,
@@ -69,7 +72,7 @@ class DecodeReport:
         s, shape = self.settings, self.visits.shape
         what = f"{shape[0]} x " + (f"{shape[1]} frames of " if shape[1] > 1 else "") + f"{shape[2]}x{shape[3]} tokens"
         lines = [
-            f"method {self.method} ({'lossless' if self.lossless else 'lossy'}), window {s['window']}, {what}",
+            f"method {self.method} ({'lossless' if self.lossless else 'lossy'}), {window_of(s)}, {what}",
             f"{self.tokens} tokens in {self.passes} passes: {self.tokens_per_pass:.2f} tokens a pass, "
             f"{self.tokens / max(self.passes * shape[0], 1):.1f}x fewer passes than one token at a time",
             f"{self.total_seconds:.2f} s (backbone {self.seconds['backbone']:.2f}, kernel "
@@ -82,10 +85,19 @@ class DecodeReport:
             lines.append("same tokens as one-at-a-time sampling with this seed (fp32)")
         elif self.method == "seed-exact":
             lines.append(f"same tokens as one-at-a-time sampling up to rounding ties ({self.dtype}; exact in fp32)")
+        if not self.lossless:
+            taken = f"{sum(self.relaxed)} of {self.tokens} tokens"
+            lines.append(f"lossy: {taken} were taken by relaxation alone (strength {s['relax']})")
         slow = self.method != "autoregressive" and self.passes > 1 and self.tokens_per_pass < 1.3
         if slow:
             lines.append("drafts rarely survive here: a larger window or lower temperature may help")
         return "\n".join(lines + list(self.notes))
+
+
+def window_of(settings):
+    """What a pass looked at, in words."""
+    nodes = settings.get("nodes", 0)
+    return f"window {settings['window']}" + (f" + {nodes} tree nodes" if nodes else "")
 
 
 def token_hash(tokens):

@@ -53,6 +53,7 @@ class Frontier:
         self.decided = 0  # free positions committed
         self.start = 0  # first position not committed
         self.end = 0  # positions below it have had a first draft
+        self.relaxed = 0  # drafts committed by relaxation alone
         self.per_pass = []  # free tokens committed in each pass
         self.visits = np.zeros(len(fixed), dtype=np.int32)  # passes that looked at a free position
 
@@ -91,7 +92,7 @@ class WindowState:
         fixed: int64 array [B, N+1] token ids that are given, -1 elsewhere.
     """
 
-    def __init__(self, plan, method, fixed, noise, span, reach, device, memory):
+    def __init__(self, plan, method, fixed, noise, span, reach, device, memory, runners=0):
         batch, n = fixed.shape
         self.noise, self.vocab, self.base, self.device = noise, plan.vocab, plan.base, device
         self.fixed = np.full((batch, n + 1), -1)
@@ -104,7 +105,7 @@ class WindowState:
         self.memory = None
         if memory and method.memory:
             offsets = TrajectoryMemory.neighbours(plan.row_stride, plan.frame_stride)
-            self.memory = TrajectoryMemory(batch, span, offsets)
+            self.memory = TrajectoryMemory(batch, span, offsets, runners)
 
     def columns_at(self, positions):
         """Law columns of the tokens at `positions` [B, M] (out of range for format tokens)."""

@@ -1,7 +1,7 @@
-"""How many positions a pass should look at when the user leaves it to us.
+"""How many positions and tree nodes a pass should look at when the user leaves it to us.
 
 Seed-exact draws the same tokens whatever the window, so there it may be measured: time a pass at several lengths
-and take the one that commits most tokens a second. The other methods draw different (equally lawful) tokens for
+and take the shape that commits most tokens a second. The other methods draw different (equally lawful) tokens for
 different windows, so they use a fixed table and seeds stay reproducible.
 """
 
@@ -13,53 +13,72 @@ import torch
 from .acceptance import METHODS
 from .models.session import Session
 
+AUTO = -1  # nodes: chosen here
 LENGTHS = (8, 16, 32, 64, 128, 256)  # a shorter window has little to win, and a busy machine may not talk us into it
+NODES = (0, 32)  # a tree as long as the window at most; smaller ones than 32 gain little
 # tokens a pass commits at these lengths, measured on the bundled model (benchmark preset, seed-exact with memory);
 # only the ratios matter
 COMMITS = {False: (2.4, 3.4, 4.5, 5.0, 5.1, 5.1), True: (4.5, 7.0, 9.5, 15.0, 20.0, 22.5)}
+GAIN = {False: (1.0, 1.1), True: (1.0, 1.08)}  # how many times more with so many nodes
 ROUNDS = 4
 TABLE = {False: 32, True: 64}  # still, clip: without measurement
 ON_ACCELERATOR = {False: 64, True: 128}
 
-_measured = weakref.WeakKeyDictionary()  # decoder -> {situation: window}
+_measured = weakref.WeakKeyDictionary()  # decoder -> {situation: seconds of a pass by rows}
 
 
-def choose_window(decoder, family, plan, streams, method, batch, law, device):
-    """Window for a run: measured for seed-exact and jacobi, from a table for the others; 1 for autoregressive."""
+def choose_shape(decoder, family, plan, streams, method, batch, law, device, window=0, nodes=AUTO):
+    """(window, tree nodes) for a run; what the user gave (window above 0, nodes not `AUTO`) stays.
+
+    Measured for seed-exact and jacobi, from a table for the others, (1, 0) for autoregressive.
+    """
     rule, clip = METHODS[method], plan.frames > 1
     if rule.sequential:
-        return 1
+        return 1, 0
     if not rule.memory:
         table = TABLE if torch.device(device).type == "cpu" else ON_ACCELERATOR
-        return min(table[clip], plan.length)
+        return window or min(table[clip], plan.length), 0
+    if window and nodes != AUTO:
+        return window, nodes
+    commits = dict(zip(LENGTHS, COMMITS[clip]))
+    windows = {window: 1.0} if window else {w: c for w, c in commits.items() if w <= max(plan.length, LENGTHS[0])}
+    counts = dict(zip(NODES, GAIN[clip])) if nodes == AUTO else {nodes: 1.0}
+    shapes = {(w, m): c * g for w, c in windows.items() for m, g in counts.items() if m <= w or m == nodes}
+    if len(shapes) == 1:
+        return next(iter(shapes))
     streams = streams[:1] if law.cfg == 1 else streams
-    situation = (str(device), decoder.dtype, batch, len(streams), plan.frames, plan.rows, plan.cols)
+    situation = (str(device), decoder.dtype, batch, len(streams), plan.frames, plan.rows, plan.cols, tuple(shapes))
     known = _measured.setdefault(decoder, {})
     if situation not in known:
-        known[situation] = measure_window(decoder, family, plan, streams, batch, device, COMMITS[clip])
+        known[situation] = measure_shape(decoder, family, plan, streams, batch, device, shapes)
     return known[situation]
 
 
 @torch.inference_mode()
-def measure_window(decoder, family, plan, streams, batch, device, commits, clock=time.perf_counter):
-    """Time passes of each length at half the sequence and return the length with most commits a second.
+def measure_shape(decoder, family, plan, streams, batch, device, shapes, clock=time.perf_counter):
+    """Time passes at half the sequence and return the shape with most commits a second.
 
-    The first round goes upwards and ends when a longer window has clearly lost; further rounds repeat those lengths
-    in turn and the fastest pass of each counts, so that a moment of other work does not decide.
+    The first round goes upwards and ends when more rows have clearly lost; further rounds repeat those lengths in
+    turn and the fastest pass of each counts, so that a moment of other work does not decide.
+
+    Args:
+        shapes: {(window, nodes): commits a pass}; a pass has window + nodes rows.
     """
     fixed = torch.full((batch, plan.length), -1)
     session = Session(decoder, family, plan, streams, fixed, 0, device)
-    fastest, gains = {}, dict(zip(LENGTHS, commits))
+    best = {}  # rows -> most commits
+    for (window, nodes), commits in shapes.items():
+        best[window + nodes] = max(commits, best.get(window + nodes, 0.0))
+    fastest = {}
     for turn in range(ROUNDS):
-        for length in LENGTHS if turn == 0 else tuple(fastest):
-            if length > max(plan.length, LENGTHS[0]):
+        for rows in sorted(best) if turn == 0 else tuple(fastest):
+            seconds = _pass_seconds(session, plan, batch, min(rows, plan.length), device, clock)
+            fastest[rows] = min(seconds, fastest.get(rows, seconds))
+            rates = {n: best[n] / s for n, s in fastest.items()}
+            if turn == 0 and rates[rows] < 0.5 * max(rates.values()):
                 break
-            seconds = _pass_seconds(session, plan, batch, min(length, plan.length), device, clock)
-            fastest[length] = min(seconds, fastest.get(length, seconds))
-            rates = {n: gains[n] / s for n, s in fastest.items()}
-            if turn == 0 and rates[length] < 0.5 * max(rates.values()):
-                break
-    return max(rates, key=rates.get)
+    timed = {shape: commits / fastest[sum(shape)] for shape, commits in shapes.items() if sum(shape) in fastest}
+    return max(timed, key=timed.get)
 
 
 def _pass_seconds(session, plan, batch, length, device, clock):

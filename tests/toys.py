@@ -38,12 +38,13 @@ class Toy:
 class ToySession:
     """What the loop asks of a session, with a board of fed tokens for a cache: what was never fed is UNKNOWN."""
 
-    def __init__(self, decoder, family, plan, streams, fixed, prefix, device):
+    def __init__(self, decoder, family, plan, streams, fixed, prefix, device, scratch=0):
         self.toy, self.dtype, self.plan = decoder, decoder.dtype, plan
         self.known = torch.full((len(fixed), plan.length + 1), UNKNOWN)
         self.known[:, :prefix] = fixed[:, :prefix]
 
-    def window(self, tokens, before, length, opening):
+    def window(self, tokens, before, length, opening, visible=None):
+        assert visible is None, "a board of one token a position has no place for trees"
         spare = self.known.shape[1] - 1
         where = torch.where(before >= 0, before, spare)
         self.known[: len(tokens)].scatter_(1, where, tokens)

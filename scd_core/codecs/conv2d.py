@@ -13,6 +13,8 @@ from torch import nn
 
 from .. import operations as plain_operations
 
+CELLS = 1024  # compared with the codebook at a time
+
 
 @dataclass(frozen=True)
 class ConvCodecConfig:
@@ -37,6 +39,15 @@ class ConvCodecConfig:
     def factor(self):
         """Pixels a token in each direction."""
         return 2 ** (len(self.ch_mult) - 1)
+
+    @property
+    def compression(self):
+        """Frames that a token grid after the first of a clip stands for: every grid is a picture of its own."""
+        return 1
+
+    def frames(self, grids):
+        """Pictures that come out of `grids` token grids of one clip."""
+        return 1 + (grids - 1) * self.compression
 
 
 class SpatialNorm(nn.Module):
@@ -215,17 +226,24 @@ class ConvCodec(nn.Module):
         operations: namespace of layers (default plain torch without initialisation).
     """
 
+    encoder_type, decoder_type = Encoder, Decoder
+
     def __init__(self, cfg, operations=None, device=None, dtype=None):
         super().__init__()
         ops, kw = operations or plain_operations, {"device": device, "dtype": dtype}
         self.cfg = cfg
         if cfg.encoder:
-            self.encoder = Encoder(cfg, ops, **kw)
-            self.quant_conv = ops.Conv2d(cfg.z_channels, cfg.code_dim, 1, **kw)
+            self.encoder = self.encoder_type(cfg, ops, **kw)
+            self.quant_conv = self.pointwise(cfg.z_channels, cfg.code_dim, ops, kw)
         self.quantize = nn.ModuleDict({"embedding": ops.Embedding(cfg.codes, cfg.code_dim, **kw)})
         if cfg.post_quant:
-            self.post_quant_conv = ops.Conv2d(cfg.code_dim, cfg.z_channels, 1, **kw)
-        self.decoder = Decoder(cfg, ops, **kw)
+            self.post_quant_conv = self.pointwise(cfg.code_dim, cfg.z_channels, ops, kw)
+        self.decoder = self.decoder_type(cfg, ops, **kw)
+
+    @staticmethod
+    def pointwise(cin, cout, ops, kw):
+        """Layer between codebook and network, without a view of neighbouring cells."""
+        return ops.Conv2d(cin, cout, 1, **kw)
 
     @property
     def dtype(self):
@@ -242,7 +260,10 @@ class ConvCodec(nn.Module):
         """Features [B,D,h,w] -> index of the nearest codebook row, int64 [B,h,w]. Distances in fp32."""
         book = self.quantize["embedding"](torch.arange(self.cfg.codes, device=z.device)).float()
         book, z = self._rows(book), self._rows(z.permute(0, 2, 3, 1).float())
-        return (book.square().sum(1) - 2 * z @ book.t()).argmin(-1)
+        norms, cells = book.square().sum(1), z.reshape(-1, z.shape[-1])
+        # some cells at a time: all distances of a large picture at once would take a gigabyte
+        found = [(norms - 2 * some @ book.t()).argmin(-1) for some in cells.split(CELLS)]
+        return torch.cat(found).view(z.shape[:-1])
 
     def decode_features(self, zq):
         """Codebook rows [B,D,h,w] -> picture [B,3,h*f,w*f], not clamped, in the codec's range."""
@@ -250,7 +271,11 @@ class ConvCodec(nn.Module):
         return self.decoder(h, zq if self.cfg.spatial_norm else None)
 
     def encode(self, frames):
-        """Frames [B,H,W,3] in 0..1 -> codes int64 [B,H/f,W/f].
+        """Frames [B,H,W,3] in 0..1 -> codes int64 [B,H/f,W/f]. Raises as `pictures`."""
+        return self.nearest(self.features(self.pictures(frames)))
+
+    def pictures(self, frames):
+        """Frames [B,H,W,3] in 0..1 -> pictures [B,3,H,W] in the codec's range.
 
         Raises ValueError when the sides are no multiples of the codec's factor, or the codec has no encoder.
         """
@@ -262,8 +287,15 @@ class ConvCodec(nn.Module):
         if frames.shape[1] % f or frames.shape[2] % f:
             raise ValueError(f"a picture of {frames.shape[2]}x{frames.shape[1]} does not divide into {f}-pixel tokens")
         low, high = self.cfg.range
-        x = frames.permute(0, 3, 1, 2).to(self.dtype) * (high - low) + low
-        return self.nearest(self.features(x))
+        return frames.permute(0, 3, 1, 2).to(self.dtype) * (high - low) + low
+
+    def encode_clip(self, frames):
+        """Frames [F,H,W,3] in 0..1 of one clip -> codes int64 [T,h,w] with cfg.frames(T) = F."""
+        return self.encode(frames)
+
+    def decode_clip(self, codes):
+        """Codes int64 [T,h,w] of one clip -> frames float32 [cfg.frames(T),H,W,3] in 0..1."""
+        return self.decode(codes)
 
     def decode_raw(self, codes):
         """Codes [B,h,w] -> picture [B,3,H,W] in the codec's own range, not clamped."""
@@ -272,6 +304,12 @@ class ConvCodec(nn.Module):
 
     def decode(self, codes):
         """Codes int64 [B,h,w] -> frames float32 [B,H,W,3] in 0..1."""
+        return self.pixels(self.decode_raw(codes))
+
+    def pixels(self, raw):
+        """Pictures [B,3,H,W] in the codec's range -> frames float32 [B,H,W,3] in 0..1."""
         low, high = self.cfg.range
-        pixels = self.decode_raw(codes).float().permute(0, 2, 3, 1)
-        return ((pixels - low) / (high - low)).clamp(0, 1)
+        return ((raw.float().permute(0, 2, 3, 1) - low) / (high - low)).clamp(0, 1)
+
+
+ConvCodecConfig.network = ConvCodec  # what `ModelFiles.build` makes of a configuration

@@ -8,6 +8,8 @@ import torch
 
 from ..checkpoint import Source, check_keys
 from ..codecs.conv2d import ConvCodec
+from ..codecs.dv_layouts import find_dv
+from ..codecs.kl import find_kl
 from ..codecs.layouts import find_codec
 from ..errors import UserError
 from .families import FAMILIES
@@ -47,8 +49,9 @@ class ModelFiles:
         """
         refs = self.family.refs(part)
         dtype = dtype or next(iter(refs.values())).dtype
+        config = getattr(self.family, part + "_config")
         with torch.device("meta"):
-            net = NETWORKS[part](getattr(self.family, part + "_config"), operations=operations, dtype=dtype)
+            net = config.network(config, operations=operations, dtype=dtype)
         wanted = {name: tuple(t.shape) for name, t in net.state_dict().items()}
         scales = {name for name in wanted if keep_fp8 and name.endswith(SCALE)}
         check_keys(refs, wanted.keys() - scales, where=f"the {part} of {self.name}")
@@ -113,9 +116,6 @@ def read_state(refs, scales, dtype, device):
     return state
 
 
-NETWORKS = {"decoder": Decoder, "codec": ConvCodec}
-
-
 @dataclass
 class Model:
     """A loaded model: what the shell and the tests use (a host keeps the parts apart)."""
@@ -143,10 +143,12 @@ def open_model(path=BUNDLED, need=PARTS, config=None):
         source.config = {**(config or {}), **source.config}
     for family in FAMILIES:
         if family.detect(source):
-            files = ModelFiles(source, family(source), "the bundled model" if path == BUNDLED else path.name)
+            found = family(source)
+            name = "the bundled model" if path == BUNDLED else path.name
+            files = ModelFiles(found.source or source, found, name)
             files.check(need)
             return files
-    if find_codec(source) is not None:
+    if any(find(source) is not None for find in (find_codec, find_kl, find_dv)):
         raise UserError(
             f"{path.name} holds an image tokenizer and no language model, so it cannot draw: put it beside the "
             "language model it belongs to, and select that one"
@@ -185,6 +187,7 @@ def choose_dtype(name, device):
 def load_model(path=BUNDLED, dtype="auto", device="cpu"):
     """Load all parts of a model onto one device. The codec computes in fp32."""
     files = open_model(path)
+    dtype = files.family.auto_dtype or dtype if dtype == "auto" else dtype
     decoder = files.build("decoder", device=device, dtype=choose_dtype(dtype, device))
     codec = files.build("codec", device=device, dtype=torch.float32)
     return Model(files.name, files.family, decoder, codec, torch.device(device))

@@ -16,9 +16,10 @@ class Session:
         streams: list of S `Stream`s (1: no guidance), the same for every sample.
         fixed: int64 [B, N] given token ids, -1 elsewhere; the given prefix is prefilled.
         prefix: positions 0 .. prefix-1 are given for every sample.
+        scratch: cache slots for the rows of a draft tree.
     """
 
-    def __init__(self, decoder, family, plan, streams, fixed, prefix, device):
+    def __init__(self, decoder, family, plan, streams, fixed, prefix, device, scratch=0):
         self.decoder, self.device, self.dtype = decoder, device, decoder.dtype
         self.streams = len(streams)
         cfg, batch = decoder.cfg, len(fixed)
@@ -27,7 +28,7 @@ class Session:
         self.longest = max(lengths)
         slots = self.longest + plan.length
         self.cache = KVCache(
-            cfg.layers, batch * len(streams), slots, cfg.kv_heads, cfg.head_dim, device, self.dtype
+            cfg.layers, batch * len(streams), slots, cfg.kv_heads, cfg.head_dim, device, self.dtype, scratch
         )
         positions = family.positions(decoder, plan, self.longest, device)
         self.positions = positions.ready(cfg.rope_pairing, self.dtype)
@@ -57,21 +58,22 @@ class Session:
         ends = torch.tensor([[len(r)] for r in rows], device=self.device)
         self._forward(x, torch.where(slots < ends, slots, self.cache.slots), width)
 
-    def _forward(self, x, slots, length):
-        step = self.cache.step(slots, length, self.dtype)
+    def _forward(self, x, slots, length, blocked=None, nodes=None):
+        step = self.cache.step(slots, length, self.dtype, blocked, nodes)
         # the padding slot has no position of its own; any will do
         rows = self.positions.rows(slots.clamp(max=len(self.positions.cos) - 1))
         context = None if self.context is None else self.context[: len(x)]
         return self.decoder.hidden(x, rows, self.cache, step, context)
 
-    def window(self, tokens, before, length, opening):
+    def window(self, tokens, before, length, opening, visible=None):
         """Laws' raw material for one pass.
 
         Args:
             tokens: int64 [A, W] input ids: the last committed token and the drafts after it.
             before: int64 [A, W] sequence position of each input (-1: the last prompt token; plan.length: padding).
             length: positions from the start that can be visible (largest `before` + 1).
-            opening: some row starts with the last prompt token.
+            opening: some input is the last prompt token.
+            visible: `Visible`; None: an input sees everything up to its own position.
 
         Returns:
             logits [A, S, W, V]; row i belongs to the position after `before[:, i]`.
@@ -81,12 +83,38 @@ class Session:
             tokens, before = tokens.repeat_interleave(s, 0), before.repeat_interleave(s, 0)
         x = self.decoder.embed.image(tokens, self.dtype)
         if opening:
-            first = (before[:, :1] < 0)[..., None]
-            x[:, :1] = torch.where(first, self.last[: len(x), None], x[:, :1])
+            x = torch.where((before < 0)[..., None], self.last[: len(x), None], x)
         # padding lands in the slot behind the row's last one, which nothing reads
         slots = before + self.offset[: len(x)]
-        hidden = self._forward(x, slots, min(self.longest + length, self.cache.slots + 1))
+        length = min(self.longest + length, self.cache.slots + 1)
+        blocked, nodes = (None, None) if visible is None else self._blocked(visible, length)
+        hidden = self._forward(x, slots, length, blocked, nodes)
         return self.decoder.logits(hidden).unflatten(0, (-1, s))
+
+    def _blocked(self, visible, length):
+        """`Visible` of samples -> (blocked bool [R, W, scratch + length], nodes int64 [R, W] or None) of cache rows."""
+        scratch, each = self.cache.scratch, lambda t: t.repeat_interleave(self.streams, 0)
+        top = each(visible.top)
+        offset = self.offset[: len(top)]
+        columns = self.cache.columns[: scratch + length]
+        blocked = columns > (top + offset)[:, :, None]
+        if visible.floor is not None:
+            # where a sequence position lies in the row's slots; the prompt is settled
+            place = columns - offset
+            inside = (place >= 0) & (place < visible.settled.shape[1])
+            known = each(visible.settled).gather(1, place.clamp(0, visible.settled.shape[1] - 1))
+            settled = torch.where(inside, known, place < 0)
+            blocked |= ~settled[:, None] & (columns < (each(visible.floor) + offset)[:, :, None])
+        if scratch:
+            blocked[:, :, :scratch] = True if visible.sees is None else ~each(visible.sees)
+        return blocked, None if visible.nodes is None else each(visible.nodes)
+
+    def settle(self, samples, nodes, positions):
+        """The tokens of scratch slots `nodes` were accepted at `positions`: int64 [K] each, on the device."""
+        streams = torch.arange(self.streams, device=self.device)
+        rows = (samples[:, None] * self.streams + streams).flatten()
+        slots = positions.repeat_interleave(self.streams) + self.offset[rows, 0]
+        self.cache.settle(rows, nodes.repeat_interleave(self.streams), slots)
 
     def move(self, source, target):
         """Sample `source` takes the place of the finished sample `target`."""

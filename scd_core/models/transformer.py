@@ -37,6 +37,7 @@ class DecoderConfig:
     rope_pairing: str = "half"
     act: str = "silu"  # or "gelu_tanh"
     context_dim: int | None = None  # width of cross-attended text (Cosmos video2world)
+    context_every: int = 1  # layers 0, k, 2k, .. attend to it
     abs_pos: str | None = None  # absolute position vectors added at the "input" or before "every_layer"
     grid_embed: tuple | None = None  # (frames, rows, cols) of learned embeddings of the position to be drawn
     in_embed: str = "table"  # "table", "codebook" (Janus), "class" or "caption" (LlamaGen)
@@ -164,7 +165,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, cfg, ops, **kw):
+    def __init__(self, cfg, ops, layer=0, **kw):
         super().__init__()
         self.place = cfg.norm_place
         self.input_layernorm = _rms(cfg, ops, **kw)
@@ -174,7 +175,8 @@ class Block(nn.Module):
         if self.place == "sandwich":
             self.post_self_attn_layernorm = _rms(cfg, ops, **kw)
             self.post_mlp_layernorm = _rms(cfg, ops, **kw)
-        if cfg.context_dim:
+        self.crosses = bool(cfg.context_dim) and layer % cfg.context_every == 0
+        if self.crosses:
             self.cross_attn = Attention(cfg, ops, context_dim=cfg.context_dim, **kw)
             self.cross_attn_layernorm = _rms(cfg, ops, **kw)
 
@@ -183,7 +185,7 @@ class Block(nn.Module):
         h = self.input_layernorm(x) if before else x
         h = self.self_attn(h, rope, cache, step, layer)
         x = x + self._after(h, "input_layernorm", "post_self_attn_layernorm")
-        if context is not None:
+        if context is not None and self.crosses:
             x = x + self.cross_attn.cross(self.cross_attn_layernorm(x), context)
         h = self.mlp(self.post_attention_layernorm(x) if before else x)
         return x + self._after(h, "post_attention_layernorm", "post_mlp_layernorm")
@@ -210,7 +212,7 @@ class Decoder(nn.Module):
         if cfg.grid_embed:
             for name, size in zip(("frame_embed", "row_embed", "col_embed"), cfg.grid_embed):
                 setattr(self, name, ops.Embedding(size, cfg.dim, **kw))
-        self.layers = nn.ModuleList(Block(cfg, ops, **kw) for _ in range(cfg.layers))
+        self.layers = nn.ModuleList(Block(cfg, ops, i, **kw) for i in range(cfg.layers))
         self.norm = _rms(cfg, ops, **kw)
         if cfg.out_head == "mlp":
             width = cfg.head_width or cfg.dim
@@ -254,3 +256,6 @@ class Decoder(nn.Module):
 
         f, r, c = table(self.frame_embed, frames), table(self.row_embed, rows), table(self.col_embed, cols)
         return (f[:, None, None] + r[None, :, None] + c[None, None]).reshape(-1, self.cfg.dim)
+
+
+DecoderConfig.network = Decoder  # what `ModelFiles.build` makes of a configuration
