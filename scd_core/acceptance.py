@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from . import noise as streams
-from .coupling import gumbel_argmax, inverse_cdf, maximal
+from .coupling import inverse_cdf, maximal
 from .relax import annealed, entropy_bonus, grouped
 
 
@@ -14,23 +15,35 @@ class Verdict:
     """What one pass knows about its window; the rules below read from it. All tensors are on the device.
 
     Attributes:
-        log_p: fp32 [B, W, V] newest law. p: its exponential, made on first use.
+        scores: fp32 [B, W, V], their softmax is the newest law. p, log_p: that law, made on first use.
+        best: scores + gumbel, made on first use: their argmax draws from the law.
         draft: int64 [B, W] columns of the law.
         q: fp32 [B, W, V] law of the draft (None for rules that need none).
         gumbel: fp32 [B, W, V] noise of the positions (None for rules that need none).
         noise: `Noise`. positions: integer array [B, W]. passes: number of the pass.
     """
 
-    def __init__(self, log_p, draft, q, gumbel, noise, positions, passes):
-        self.log_p, self.draft, self.q, self.gumbel = log_p, draft, q, gumbel
+    def __init__(self, scores, draft, q, gumbel, noise, positions, passes):
+        self.scores, self.draft, self.q, self.gumbel = scores, draft, q, gumbel
         self.noise, self.positions, self.passes = noise, positions, passes
-        self._p = None
 
-    @property
+    @cached_property
     def p(self):
-        if self._p is None:
-            self._p = self.log_p.exp()
-        return self._p
+        return self.scores.softmax(-1)
+
+    @cached_property
+    def log_p(self):
+        return self.scores.log_softmax(-1)
+
+    @cached_property
+    def best(self):
+        return self.scores + self.gumbel
+
+    def broken(self, token):
+        """bool [B, W]: rows whose logits were not finite."""
+        if self.gumbel is None:
+            return self.p[..., 0].isnan()
+        return ~self.best.gather(-1, token.unsqueeze(-1)).squeeze(-1).isfinite()
 
     def ratio(self, capped=True):
         """p/q of the drafts, fp32 [B, W]; capped at 1."""
@@ -38,20 +51,20 @@ class Verdict:
         ratio = (self.p.gather(-1, x) / self.q.gather(-1, x).clamp(min=1e-30)).squeeze(-1)
         return ratio.clamp(max=1.0) if capped else ratio
 
-    def uniform(self, stream):
-        """Fresh uniforms fp32 [B, W] of this pass."""
-        u = self.noise.uniform(stream, self.positions, self.passes)
-        return torch.from_numpy(u).to(self.log_p.device)
+    def uniform(self, *streams):
+        """Fresh uniforms fp32 [B, W] of this pass, one tensor a stream."""
+        u = torch.from_numpy(self.noise.uniform(streams, self.positions, self.passes)).to(self.scores.device)
+        return u[0] if len(streams) == 1 else u.unbind(0)
 
 
 def exact(view):
     """Modified rejection sampling: the committed token has law p (speculative Jacobi, arXiv 2410.01699)."""
-    return maximal(view.p, view.q, view.draft, view.uniform(streams.ACCEPT), view.uniform(streams.RESIDUAL))
+    return maximal(view.p, view.q, view.draft, *view.uniform(streams.ACCEPT, streams.RESIDUAL))
 
 
 def match(view):
     """Seed-exact: the token is a fixed function of the prefix; the draft stands when it equals it."""
-    token = gumbel_argmax(view.log_p, view.gumbel)
+    token = view.best.argmax(-1)
     return token, token == view.draft
 
 
@@ -67,7 +80,7 @@ def keep(view, token):
 
 def reshare(view, token):
     """Drafts behind the frontier are drawn again with their position's own Gumbel noise (SCD, Gumbel sharing)."""
-    return gumbel_argmax(view.log_p, view.gumbel)
+    return view.best.argmax(-1)
 
 
 def newest(view, token, kept):

@@ -65,8 +65,8 @@ def keep_top_p(scores, top_p):
     return scores.masked_fill(torch.zeros_like(drop).scatter_(-1, order, drop), NEVER)
 
 
-def token_law(logits, settings, form="logits", allowed=None):
-    """Backbone logits -> log of the law.
+def token_scores(logits, settings, form="logits", allowed=None):
+    """Backbone logits -> scores whose softmax is the law.
 
     Args:
         logits: [B, S, W, V] in any float dtype.
@@ -75,7 +75,7 @@ def token_law(logits, settings, form="logits", allowed=None):
         allowed: bool [V] of ids that may be drawn at all, or None.
 
     Returns:
-        log p, fp32 [B, W, V]; -inf outside the support. A row is NaN if a logit was not finite.
+        fp32 [B, W, V]; -inf outside the support. What is not finite in the logits of a row stays in its scores.
     """
     scores = guide(logits, settings.cfg, form)
     if allowed is not None:
@@ -86,5 +86,12 @@ def token_law(logits, settings, form="logits", allowed=None):
         return torch.full_like(scores, NEVER).scatter_(-1, best, 0.0) + finite
     if settings.temperature != 1:
         scores = scores / settings.temperature
-    scores = keep_top_p(keep_top_k(scores, settings.top_k), settings.top_p)
-    return scores.log_softmax(-1)
+    return keep_top_p(keep_top_k(scores, settings.top_k), settings.top_p)
+
+
+def token_law(logits, settings, form="logits", allowed=None):
+    """Backbone logits -> log of the law, fp32 [B, W, V]; arguments as for `token_scores`.
+
+    -inf outside the support. A row is NaN if a logit was not finite.
+    """
+    return token_scores(logits, settings, form, allowed).log_softmax(-1)

@@ -20,7 +20,7 @@ import torch
 from .acceptance import DEFAULT_METHOD, METHODS, Verdict
 from .drafting import STARTS, automatic_start, stride_of
 from .errors import UserError
-from .law import LawSettings, token_law
+from .law import LawSettings, token_scores
 from .models.session import Session
 from .noise import Noise
 from .report import DecodeReport, token_hash
@@ -106,7 +106,9 @@ class Run:
         prefix = min(int(s.free[0]) for s in self.active)
         for s in self.active:
             s.begin(prefix)
+        self.clock.lap("rest")
         self.session = Session(decoder, family, plan, streams, fixed[order], prefix, device, self.nodes)
+        self.clock.lap("backbone")
         noise = Noise(settings.seed, [settings.first_sample + b for b in order])
         span = max(s.span(self.window) for s in self.active)
         runners = RUNNERS if self.nodes else 0
@@ -178,9 +180,8 @@ class Run:
         if nodes is not None:
             looked = np.concatenate([positions, np.minimum(nodes.position + 1, self.plan.length - 1)], 1)
             ids = torch.cat([ids, ids.new_full(nodes.token.shape, state.base)], 1)
-        log_p = token_law(logits, self.law, self.family.guidance, self.allowed)
         view = Verdict(
-            log_p=log_p,
+            scores=token_scores(logits, self.law, self.family.guidance, self.allowed),
             # the drafts of given positions may lie outside of the vocabulary; what becomes of them does not matter
             draft=(ids - state.base).clamp_(0, state.vocab - 1),
             q=state.laws.read(looked) if method.needs_q else None,
@@ -192,11 +193,11 @@ class Run:
         token, kept = method.accept(view)
         redraft = method.couple(view, token)
         relaxed = method.relaxed(view, self.strength)
-        packed = [token, redraft, kept.long(), log_p[..., 0].isnan().long()]
+        packed = [token, redraft, kept.long(), view.broken(token).long()]
         if relaxed is not None:
             packed += [view.draft, relaxed.long()]
         if self.tree is not None:
-            packed += runners_of(view.log_p + view.gumbel)
+            packed += runners_of(view.best)
         # the pass's one host synchronisation
         packed = torch.stack(packed).cpu().numpy()
         if state.laws is not None:

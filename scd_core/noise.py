@@ -52,9 +52,12 @@ class Noise:
         self.keys[target] = self.keys[source]
 
     def _key(self, stream, positions, passes=None):
-        """uint64 keys [B, M] for positions [B, M]."""
+        """uint64 keys [B, M] for positions [B, M]; [S, B, M] for a sequence of S streams."""
         positions = np.asarray(positions).astype(np.uint64)
-        key = mix(self.keys[: len(positions), None] ^ np.uint64(stream))
+        stream = np.array(stream, dtype=np.uint64)
+        if stream.ndim:
+            stream = stream[:, None, None]
+        key = mix(self.keys[: len(positions), None] ^ stream)
         key = mix(key + (positions + np.uint64(1)) * np.uint64(GOLDEN))
         return key if passes is None else mix(key + np.uint64((passes + 1) * 0xD1342543DE82EF95 & MASK))
 
@@ -62,6 +65,7 @@ class Noise:
         """One uniform a position.
 
         Args:
+            stream: a stream's constant, or a sequence of S of them (then the result is [S, B, M]).
             positions: integers [B, M], absolute.
             passes: the run's pass number: makes the draw fresh in every pass.
 

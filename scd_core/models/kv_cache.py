@@ -79,7 +79,7 @@ class KVCache:
             blocked: bool [rows, W, scratch + length] of what the inputs may not see; None: later slots and scratch.
             nodes: int64 [rows, W] scratch slots to write to instead, -1 for none.
         """
-        rows, length = len(slots), self.scratch + length
+        rows, length = slots.shape[0], self.scratch + length
         if blocked is None:
             columns = self.columns[:length]
             blocked = columns > slots[:, :, None]
@@ -96,9 +96,9 @@ class KVCache:
 
     def write(self, layer, k, v, step):
         """Store k, v [rows, W, H, D] and return all visible keys and values [rows, length, H, D] (views)."""
-        out = []
+        out, count = [], step.index.shape[0]
         for store, new in ((self.k[layer], k), (self.v[layer], v)):
-            store.view(-1, store.shape[2] * store.shape[3]).index_copy_(0, step.index, new.reshape(len(step.index), -1))
+            store.view(-1, store.shape[2] * store.shape[3]).index_copy_(0, step.index, new.reshape(count, -1))
             out.append(store[: step.rows, : step.length])
         return out
 
