@@ -106,7 +106,18 @@ ROWS = {
         None,
         {"image": (16, 32, 64, 128), "video": (64, 128, 256)},
     ),
-    "seed-exact": ("seed-exact", {}, None, {"image": (8, 16, 32, 64, 128, 256), "video": (32, 64, 128, 256)}),
+    "seed-exact": (
+        "seed-exact",
+        {"nodes": 0},
+        None,
+        {"image": (8, 16, 32, 64, 128, 256), "video": (8, 16, 32, 64, 128, 256)},
+    ),
+    "seed-exact, 32 tree nodes": ("seed-exact", {"nodes": 32}, None, {"image": (32, 64), "video": (32, 64, 128, 256)}),
+    "seed-exact, 64 tree nodes": ("seed-exact", {"nodes": 64}, None, {"image": (64, 128), "video": (64, 128, 256)}),
+    "csd (lossy)": ("csd", {}, None, {"image": (64,), "video": (64,)}),
+    "csd as published (lossy)": ("csd", {"relax": 1.0}, None, {"image": (64,), "video": (64,)}),
+    "gsd (lossy)": ("gsd", {}, None, {"image": (64,), "video": (64,)}),
+    "cool-sd (lossy)": ("cool-sd", {}, None, {"image": (64,), "video": (64,)}),
     "control: stale law (biased)": (
         "scd-maximal",
         {},
@@ -148,6 +159,8 @@ def row(kind, label, window, reports):
         "window": window,
         "start": reports[0].settings["start"],
         "memory": reports[0].settings["memory"],
+        "tree_nodes": reports[0].settings["nodes"],
+        "relax": reports[0].settings["relax"],
         "tokens": reports[0].tokens,
         "passes": round(statistics.mean(passes), 2),
         "passes_se": round(error, 2),
@@ -218,6 +231,9 @@ def janus_shaped(dtype):
     return net
 
 
+KERNELS = (("scd-maximal", 0), ("seed-exact", 0), ("seed-exact", 32))  # method, tree nodes
+
+
 def overhead_of(report):
     s = report.seconds
     return round((s["kernel"] + s["rest"]) / s["backbone"], 4)
@@ -228,8 +244,8 @@ def overhead(models, wide=True):
     out = []
     for dtype, model in models.items():
         for kind, frames, window in (("image", 1, 32), ("image", 1, 64), ("video", 8, 128)):
-            for method in ("scd-maximal", "seed-exact"):
-                request = Request(method=method, frames=frames, window=window, **BENCHMARK)
+            for method, nodes in KERNELS:
+                request = Request(method=method, frames=frames, window=window, nodes=nodes, **BENCHMARK)
                 ratios = [overhead_of(run(model, p, replace(request, seed=i))) for i, p in enumerate(PICTURES[:8])]
                 out.append(
                     {
@@ -238,6 +254,7 @@ def overhead(models, wide=True):
                         "kind": kind,
                         "method": method,
                         "window": window,
+                        "tree_nodes": nodes,
                         "overhead": statistics.median(ratios),
                     }
                 )
@@ -253,8 +270,8 @@ def overhead_wide(tokens=(12, 16)):
     net, plan = janus_shaped(dtype), TokenPlan(1, *tokens, vocab=16384)
     streams = [Stream(ids=torch.arange(30) + i) for i in range(2)]
     out = []
-    for method in ("scd-maximal", "seed-exact"):
-        settings = Settings(method=method, window=32, seed=1, law=LawSettings(cfg=5.0))
+    for method, nodes in KERNELS:
+        settings = Settings(method=method, window=32, nodes=nodes, seed=1, law=LawSettings(cfg=5.0))
         report = decode(net, WideFamily(), plan, streams, settings)[1]
         out.append(
             {
@@ -263,6 +280,7 @@ def overhead_wide(tokens=(12, 16)):
                 "kind": "image",
                 "method": method,
                 "window": 32,
+                "tree_nodes": nodes,
                 "overhead": overhead_of(report),
             }
         )
