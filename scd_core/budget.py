@@ -2,6 +2,7 @@
 
 import math
 
+from .drafting import keeps_frame_laws
 from .memory import RECORDS
 from .window import LENGTHS, NODES
 
@@ -36,6 +37,8 @@ def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window, nodes=0)
     window = min(window or LENGTHS[-1], plan.length) + nodes
     rows = batch * streams
     cache = cache_bytes(cfg, nodes + prompt + plan.length, rows, item_size)
+    if plan.frames > 1 and keeps_frame_laws(plan):
+        cache += batch * plan.frame_stride * plan.vocab * FLOAT  # the previous frame's laws, as drafts start from them
     laws = rows * window * plan.vocab * item_size + LAWS * batch * window * plan.vocab * FLOAT
     records = batch * window * RECORDS * 8 * FLOAT
     hidden = rows * window * (4 * cfg.dim + 2 * cfg.ffn) * item_size

@@ -33,11 +33,23 @@ STARTS = {
 }
 
 
+FRAME_LAWS = 1 << 26  # entries: 256 MB
+
+
+def keeps_frame_laws(plan):
+    """May the laws of the previous frame be kept for every sample of `plan`?"""
+    return plan.frame_stride * plan.vocab <= FRAME_LAWS
+
+
 def automatic_start(method, plan):
     """The start that needs the fewest passes by measurement: the previous frame for clips;
-    for stills a uniform law where laws are kept, else any token."""
+    for stills a uniform law where laws are kept, else any token.
+
+    The laws of a whole frame are kept only where they are not too many; its tokens serve nearly as well."""
     if plan.frames > 1:
-        return "previous_frame_law" if method.needs_q else "previous_frame"
+        return "previous_frame_law" if method.needs_q and keeps_frame_laws(plan) else "previous_frame"
+    if method.start:
+        return method.start
     return "uniform" if method.needs_q else "random"
 
 

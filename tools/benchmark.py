@@ -4,7 +4,8 @@
 
 Suites: steps (temperature 1, top-k off, cfg 1), preset (the bundled model's own settings), wall (seconds against
 autoregressive in its best dtype), overhead (kernel time over backbone time; also on a random model of
-Janus-Pro-1B's shape). Ratios are meant to be quoted, seconds are only comparable within one run.
+Janus-Pro-1B's shape), long (a pass against the length of the sequence). Ratios are meant to be quoted, seconds are
+only comparable within one run.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from scd_core.law import LawSettings  # noqa: E402
 from scd_core.loop import Settings, decode  # noqa: E402
 from scd_core.models.load import load_model, native_bf16  # noqa: E402
 from scd_core.models.rope import rope_1d  # noqa: E402
+from scd_core.models.session import Session  # noqa: E402
 from scd_core.models.transformer import Decoder, DecoderConfig, Positions  # noqa: E402
 from scd_core.plan import TokenPlan  # noqa: E402
 from scd_core.prompt import Stream  # noqa: E402
@@ -87,6 +89,9 @@ CLIPS = (
     "",
 )
 BENCHMARK = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.0}
+
+
+SUITES = ("steps", "preset", "wall", "overhead", "long")
 
 
 def stale(view, token, kept):
@@ -225,6 +230,10 @@ def janus_shaped(dtype):
     cfg = DecoderConfig(
         dim=2048, layers=24, heads=16, kv_heads=16, head_dim=128, ffn=5632, vocab=16400, head_rows=16384, eps=1e-6
     )
+    return random_decoder(cfg, dtype)
+
+
+def random_decoder(cfg, dtype):
     net = Decoder(cfg, dtype=dtype).requires_grad_(False)
     for p in net.parameters():
         p.uniform_(-0.02, 0.02) if p.dim() > 1 else p.fill_(1.0)
@@ -288,6 +297,32 @@ def overhead_wide(tokens=(12, 16)):
     return out
 
 
+def long_sequences(lengths=(512, 1024, 2048, 4096, 8192, 12288), window=32, turns=5):
+    """Seconds of a pass against the tokens before it, on a random model of middle size (12 layers of 1,024)."""
+    dtype = torch.bfloat16 if native_bf16("cpu") else torch.float32
+    cfg = DecoderConfig(
+        dim=1024, layers=12, heads=16, kv_heads=4, head_dim=64, ffn=2816, vocab=16384, head_rows=16384
+    )
+    net = random_decoder(cfg, dtype)
+    plan = TokenPlan(1, 1, lengths[-1] + window, vocab=16384)
+    fixed = torch.full((1, plan.length), -1)
+    out = []
+    with torch.inference_mode():
+        session = Session(net, WideFamily(), plan, [Stream(ids=torch.arange(30))], fixed, 0, "cpu")
+        for length in lengths:
+            before = torch.arange(length - 1, length - 1 + window)[None]
+            seconds = []
+            for _ in range(turns):
+                begin = time.perf_counter()
+                session.window(torch.zeros_like(before), before, length + window - 1, False)
+                seconds.append(time.perf_counter() - begin)
+            cache = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim * length * dtype.itemsize
+            out.append({"tokens_before": length, "cache_mb": round(cache / 1e6, 1), "seconds": min(seconds)})
+            out[-1]["times_the_shortest"] = round(min(seconds) / out[0]["seconds"], 2)
+            show(out[-1])
+    return out
+
+
 def show(entry):
     print("  ".join(f"{k} {v}" for k, v in entry.items() if k != "tokens_sha256"), flush=True)
 
@@ -310,7 +345,7 @@ def machine():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default="steps", choices=["steps", "preset", "wall", "overhead", "all"])
+    parser.add_argument("--suite", default="steps", choices=[*SUITES, "all"])
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--limit", type=int, help="only so many prompts (a quick look; do not quote)")
     parser.add_argument("--windows", type=lambda s: [int(x) for x in s.split(",")], help="only these windows")
@@ -318,7 +353,7 @@ def main():
     args = parser.parse_args()
     begin, data = time.time(), {"steps": [], "overhead": [], "machine": machine()}
     exact = load_model(dtype="fp32")
-    wanted = ["steps", "preset", "wall", "overhead"] if args.suite == "all" else [args.suite]
+    wanted = SUITES if args.suite == "all" else [args.suite]
     models = {"fp32": exact}
     if native_bf16("cpu"):
         models["bf16"] = load_model(dtype="bf16")
@@ -330,6 +365,8 @@ def main():
         data["wall"] = wall(models, args.limit)
     if "overhead" in wanted:
         data["overhead"] = overhead(models)
+    if "long" in wanted:
+        data["long"] = long_sequences()
     data["minutes"] = round((time.time() - begin) / 60, 1)
     if args.json:
         pathlib.Path(args.json).parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,8 @@ import torch
 
 from .kv_cache import KVCache
 
+PREFILL = 512  # tokens a pass
+
 
 class Session:
     """Evaluates a decoder for a batch of samples under one or two guidance streams.
@@ -34,7 +36,10 @@ class Session:
         self.positions = positions.ready(cfg.rope_pairing, self.dtype)
         self.context = None
         if streams[0].context is not None:
-            self.context = torch.stack([s.context for s in streams]).to(device, self.dtype).repeat(batch, 1, 1)
+            text = torch.stack([s.context for s in streams]).to(device, self.dtype)
+            self.context = [
+                kv and tuple(t.repeat(batch, 1, 1, 1) for t in kv) for kv in decoder.cross_states(text)
+            ]
         self._prefill(streams, fixed, prefix)
 
     def _prefill(self, streams, fixed, prefix):
@@ -56,13 +61,16 @@ class Session:
         x = torch.stack([torch.cat([r, r.new_zeros(width - len(r), r.shape[1])]) for r in rows])
         slots = torch.arange(width, device=self.device).repeat(len(rows), 1)
         ends = torch.tensor([[len(r)] for r in rows], device=self.device)
-        self._forward(x, torch.where(slots < ends, slots, self.cache.slots), width)
+        slots = torch.where(slots < ends, slots, self.cache.slots)
+        for part in range(0, width, PREFILL):  # the mask of a long prefix at once would outgrow the cache
+            stop = min(part + PREFILL, width)
+            self._forward(x[:, part:stop], slots[:, part:stop], stop)
 
     def _forward(self, x, slots, length, blocked=None, nodes=None):
         step = self.cache.step(slots, length, self.dtype, blocked, nodes)
         # the padding slot has no position of its own; any will do
         rows = self.positions.rows(slots.clamp(max=len(self.positions.cos) - 1))
-        context = None if self.context is None else self.context[: len(x)]
+        context = self.context and [kv and tuple(t[: len(x)] for t in kv) for kv in self.context]
         return self.decoder.hidden(x, rows, self.cache, step, context)
 
     def window(self, tokens, before, length, opening, visible=None):

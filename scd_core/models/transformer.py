@@ -123,13 +123,15 @@ class Attention(nn.Module):
             self.q_norm = _head_norm(cfg, ops, cfg.heads, cfg.qk_norm_rows[0], **kw)
             self.k_norm = _head_norm(cfg, ops, cfg.kv_heads, cfg.qk_norm_rows[1], **kw)
 
-    def _heads(self, x, source):
-        """Projected and normalised q [R,W,H,D], k, v [R,S,Hkv,D]."""
-        d = self.cfg.head_dim
-        q, k, v = (p.unflatten(-1, (-1, d)) for p in (self.q_proj(x), self.k_proj(source), self.v_proj(source)))
-        if self.cfg.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v
+    def _queries(self, x):
+        """Projected and normalised q [R,W,H,D]."""
+        q = self.q_proj(x).unflatten(-1, (-1, self.cfg.head_dim))
+        return self.q_norm(q) if self.cfg.qk_norm else q
+
+    def states(self, source):
+        """Keys (normalised) and values [R,S,Hkv,D] of what is attended to."""
+        k, v = (p.unflatten(-1, (-1, self.cfg.head_dim)) for p in (self.k_proj(source), self.v_proj(source)))
+        return (self.k_norm(k) if self.cfg.qk_norm else k), v
 
     def _attend(self, q, k, v, mask=None, causal=False):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -140,16 +142,16 @@ class Attention(nn.Module):
 
     def forward(self, x, rope, cache=None, step=None, layer=0):
         """x [R,W,dim]. Without a cache: causal attention inside x."""
-        q, k, v = self._heads(x, x)
+        q, (k, v) = self._queries(x), self.states(x)
         q, k = (rotate(t, *rope, self.cfg.rope_pairing) for t in (q, k))
         if cache is None:
             return self._attend(q, k, v, causal=True)
         k, v = cache.write(layer, k, v, step)
         return self._attend(q, k, v, mask=step.mask)
 
-    def cross(self, x, context):
-        """Attend from x [R,W,dim] to context [R,C,context_dim], all visible, no rotation."""
-        return self._attend(*self._heads(x, context))
+    def cross(self, x, states):
+        """Attend from x [R,W,dim] to the `states` of a text [R,C,context_dim], all visible, no rotation."""
+        return self._attend(self._queries(x), *states)
 
 
 class MLP(nn.Module):
@@ -185,7 +187,7 @@ class Block(nn.Module):
         h = self.input_layernorm(x) if before else x
         h = self.self_attn(h, rope, cache, step, layer)
         x = x + self._after(h, "input_layernorm", "post_self_attn_layernorm")
-        if context is not None and self.crosses:
+        if context is not None:
             x = x + self.cross_attn.cross(self.cross_attn_layernorm(x), context)
         h = self.mlp(self.post_attention_layernorm(x) if before else x)
         return x + self._after(h, "post_attention_layernorm", "post_mlp_layernorm")
@@ -226,15 +228,24 @@ class Decoder(nn.Module):
         """Compute dtype: the host may set `compute_dtype` when weights are stored in another one."""
         return getattr(self, "compute_dtype", None) or self.norm.weight.dtype
 
+    def cross_states(self, context):
+        """What every layer sees of a text [R,C,context_dim]: (k, v), or None where it attends to none."""
+        return [block.cross_attn.states(context) if block.crosses else None for block in self.layers]
+
     def hidden(self, x, rows, cache=None, step=None, context=None):
-        """Embedded tokens x [R,W,dim] and their position rows -> normed hidden states [R,W,dim]."""
+        """Embedded tokens x [R,W,dim] and their position rows -> normed hidden states [R,W,dim].
+
+        `context` is a text [R,C,context_dim], or its `cross_states` where more than one pass attends to it.
+        """
         cos, sin, absolute = rows
+        if isinstance(context, torch.Tensor):
+            context = self.cross_states(context)
         if absolute is not None and self.cfg.abs_pos == "input":
             x = x + absolute
         for i, block in enumerate(self.layers):
             if absolute is not None and self.cfg.abs_pos == "every_layer":
                 x = x + absolute
-            x = block(x, (cos, sin), cache, step, i, context)
+            x = block(x, (cos, sin), cache, step, i, None if context is None else context[i])
         return self.norm(x)
 
     def logits(self, hidden):
