@@ -3,13 +3,19 @@
 from comfy_api.latest import ComfyExtension
 
 from . import host
+from .compare import CompareMethods
+from .continuous_sampler import ContinuousSpeculativeSampler
 from .load_model import LoadARModel
 from .sampler import SpeculativeCoupledSampler
 from .text_encode import TextEncode
 from .video_combine import VideoCombine
 from .vq_decode import VQDecode
+from .vq_encode import VQEncode
 
-NODES = [LoadARModel, TextEncode, SpeculativeCoupledSampler, VQDecode, VideoCombine]
+NODES = [
+    LoadARModel, TextEncode, SpeculativeCoupledSampler, VQDecode, VideoCombine, VQEncode, ContinuousSpeculativeSampler,
+    CompareMethods,
+]  # fmt: skip
 
 
 class SCDExtension(ComfyExtension):

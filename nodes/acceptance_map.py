@@ -3,7 +3,9 @@
 import math
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+
+from ..scd_core.compare import font as pillow_font
 
 SIDE = 256  # a sheet is at least this wide and high
 GAP = 2
@@ -68,7 +70,7 @@ def legend(width, most, counts):
     image = Image.new("RGB", (width, 3 * size), PAPER)
     bar = heat(np.linspace(0, 1 if most > 1 else 0, width - 2 * size))
     image.paste(Image.fromarray(bar[None].repeat(size, 0)), (size, size // 3))
-    draw, font = ImageDraw.Draw(image), _font(size)
+    draw, font = ImageDraw.Draw(image), pillow_font(size)
     looked = counts[counts > 0]
     mean = f"mean {looked.mean():.1f}" if looked.size else "all given"
     texts = ("1 pass", mean, f"{most} passes" if most > 1 else "")
@@ -77,10 +79,3 @@ def legend(width, most, counts):
         at = {size: x, width // 2: x - (right - left) // 2}.get(x, x - (right - left))
         draw.text((at, 1.5 * size), text, fill=INK, font=font)
     return np.asarray(image)
-
-
-def _font(size):
-    try:
-        return ImageFont.load_default(size)
-    except (TypeError, OSError):  # Pillow before 10.1, or built without FreeType: one small size
-        return ImageFont.load_default()

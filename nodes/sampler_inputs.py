@@ -4,7 +4,7 @@ from comfy_api.latest import io
 
 from ..scd_core.acceptance import DEFAULT_METHOD, METHODS
 from ..scd_core.drafting import STARTS
-from ..scd_core.generate import MOST_NODES
+from ..scd_core.generate import MOST_NODES, MOST_ROUNDS
 from .sockets import MODEL, PROMPT, TOKENS
 
 SEEDS = 0xFFFFFFFFFFFFFFFF
@@ -12,7 +12,7 @@ SEEDS = 0xFFFFFFFFFFFFFFFF
 PREVIEWS = ("auto", "off")
 
 
-def _method():
+def method_inputs():
     """How to draw."""
     return [
         io.Combo.Input(
@@ -21,7 +21,8 @@ def _method():
             default=DEFAULT_METHOD,
             tooltip="seed-exact: the very tokens that autoregressive gives for this seed, in far fewer passes. sjd and "
             "scd: other tokens of the same law. jacobi: always the likeliest token. autoregressive: one token a pass. "
-            "csd, gsd, cool-sd: fewer passes still, but the picture only resembles the model's (lossy).",
+            "csd, gsd, cool-sd: fewer passes still, but the picture only resembles the model's (lossy). pjd, pjd-c, "
+            "zipar: several rows at once (lossy). row-block: row by row in a few corrections (lossy).",
         ),
         io.Int.Input(
             "seed", default=0, min=0, max=SEEDS, control_after_generate=True,
@@ -35,7 +36,7 @@ def _method():
     ]
 
 
-def _law():
+def law_inputs():
     """What may be drawn."""
     return [
         io.Float.Input(
@@ -57,7 +58,7 @@ def _law():
     ]
 
 
-def _size():
+def size_inputs():
     """How much to draw."""
     return [
         io.Int.Input(
@@ -101,20 +102,36 @@ def _run():
             tooltip="seed-exact and jacobi: remember what a token answered under which neighbours, for better guesses. "
             "Changes the number of passes, no token.",
         ),
+    ]
+
+
+def _later():
+    """What came after the first graphs were saved: optional, so that those still run, and behind all else."""
+    return [
         io.Int.Input(
-            "tree_nodes", display_name="tree nodes", default=-1, min=-1, max=MOST_NODES,
+            "tree_nodes", display_name="tree nodes", default=-1, optional=True, min=-1, max=MOST_NODES,
             tooltip="seed-exact and jacobi: second-best guesses looked at beside the window. -1: chosen for you, 0: "
             "none. Needs trajectory memory. Changes the speed, no token.",
         ),
         io.Float.Input(
-            "relax", default=-1.0, min=-1.0, max=1.0, step=0.05, round=0.001,
+            "relax", default=-1.0, optional=True, min=-1.0, max=1.0, step=0.05, round=0.001,
             tooltip="csd, gsd and cool-sd: how much they may bend the model's law. 0: not at all, 1: as published. -1: "
             "the method's own.",
         ),
         io.Int.Input(
-            "relax_budget", display_name="relax budget", default=-1, min=-1, max=1_000_000,
+            "relax_budget", display_name="relax budget", default=-1, optional=True, min=-1, max=1_000_000,
             tooltip="csd, gsd and cool-sd: at most so many tokens of a picture are taken against the law. -1: any "
             "number.",
+        ),
+        io.Int.Input(
+            "row_context", display_name="row context", default=-1, optional=True, min=-1, max=4096,
+            tooltip="pjd, pjd-c and zipar: tokens that a row must have before the next one begins. Fewer is faster and "
+            "rougher; with all of them pjd-c and zipar are lossless. -1: a quarter of the columns.",
+        ),
+        io.Int.Input(
+            "rounds", default=2, optional=True, min=0, max=MOST_ROUNDS,
+            tooltip="row-block: how often a row is corrected at most. More is slower and better. 0: until it is exact "
+            "(lossless).",
         ),
     ]
 
@@ -124,16 +141,17 @@ def sampler_inputs():
     return [
         MODEL.Input("model", tooltip="AR_MODEL of Load AR Model."),
         PROMPT.Input("positive", tooltip="What to draw, from Text Encode."),
-        *_method(),
-        *_law(),
-        *_size(),
+        *method_inputs(),
+        *law_inputs(),
+        *size_inputs(),
         *_run(),
         PROMPT.Input("negative", optional=True, tooltip="What to avoid, from a second Text Encode. Needs cfg above 1."),
         TOKENS.Input(
             "kept", optional=True,
-            tooltip="Tokens that stay as they are and cost no pass, such as the first frames of a clip. Same size as "
-            "this run.",
+            tooltip="Tokens that stay as they are and cost no pass, from VQ Encode: a part of a picture, the first "
+            "frames of a clip. Width and height 0 take their size.",
         ),
+        *_later(),
     ]
 
 

@@ -13,6 +13,7 @@ TEXT = io.Custom("SCD_TEXT")
 VQ = io.Custom("SCD_VQ")
 PROMPT = io.Custom("SCD_PROMPT")
 TOKENS = io.Custom("SCD_TOKENS")
+LATENTS = io.Custom("SCD_LATENTS")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +105,32 @@ class Tokens:
         missing = plan.frames - codes.shape[1]
         if missing < 0:
             raise UserError(
-                f"kept tokens hold {codes.shape[1]} frames, this run draws {plan.frames}: raise frames to at least "
-                f"{codes.shape[1]}"
+                f"kept tokens hold {codes.shape[1]} frames of tokens, this run draws {plan.frames}: raise frames, or "
+                "keep fewer in VQ Encode"
             )
         if missing:
             codes = torch.cat([codes, codes.new_full((len(codes), missing, *codes.shape[2:]), -1)], 1)
         return codes
+
+    def get_ram_usage(self):
+        """Bytes, asked for by the host's cache."""
+        return self.codes.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Latents:
+    """AR_LATENTS: tokens of a continuous model, one picture each, on the CPU.
+
+    Attributes:
+        codes: fp32 [B, 1, channels, rows, cols], as the model drew them (scaled). width, height: pixels of a picture.
+        model, family: who drew them.
+    """
+
+    codes: torch.Tensor = field(repr=False)
+    width: int
+    height: int
+    model: str
+    family: str
 
     def get_ram_usage(self):
         """Bytes, asked for by the host's cache."""

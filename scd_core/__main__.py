@@ -10,13 +10,13 @@ import argparse
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from PIL import Image
 
 from .acceptance import DEFAULT_METHOD, METHODS
+from .compare import DEFAULT, compare, method_names, rows_of, table
 from .drafting import STARTS
 from .errors import UserError
 from .generate import OWN, Request, check_request, generate
@@ -24,6 +24,7 @@ from .models.load import BUNDLED, DTYPES, load_model, open_model
 from .verify import table as table_of
 from .verify import verify
 from .video import write_frames
+from .window import AUTO
 
 
 def usable_device(name):
@@ -59,6 +60,11 @@ def request_of(args, method):
         batch=args.batch,
         start=args.start,
         memory=not args.no_memory,
+        nodes=args.nodes,
+        relax=args.relax,
+        relax_budget=args.relax_budget,
+        row_context=args.row_context,
+        rounds=args.rounds,
     )
 
 
@@ -99,7 +105,7 @@ def save(model, drawn, args):
     stem = re.sub(r"[^\w-]+", "-", args.prompt).strip("-")[:60] or "empty"
     paths = []
     for codes in drawn.codes:
-        frames = model.codec.decode(codes.to(model.device)).cpu()
+        frames = model.codec.decode_clip(codes.to(model.device)).cpu()
         if len(frames) > 1:
             path = free_path(folder, stem, ".mp4")
             write_frames(frames, path, rate=model.family.frame_rate, fmt="mp4 (h264)")
@@ -141,41 +147,19 @@ def run_generate(args):
 
 def run_compare(args):
     """One prompt and seed, several methods; the first is the yardstick."""
-    methods = [m.strip() for m in args.methods.split(",") if m.strip()]
+    methods = method_names(args.methods)
     for method in methods:
         check_request(request_of(args, method))
     model = load_model(model_path(args.model), args.dtype, usable_device(args.device))
-    rows = []
-    for method in methods:
-        request = request_of(args, method)
-        draw(model, args, replace(request, batch=1))  # warm up: the first run pays for allocations
-        rows.append(figures(draw(model, args, request).report))
+    encode = model.family.text.encode
+    negative = encode(args.negative) if args.negative else None
+    request = request_of(args, methods[0])
+    drawn = compare(model.decoder, model.family, encode(args.prompt), negative, request, methods, model.device)
+    reports = [d.report for d in drawn]
     if args.json:
-        put(rows, args.json)
+        put([figures(report) for report in reports], args.json)
     if args.json != "-":
-        print(table(rows))
-
-
-def table(rows):
-    """Rows of a comparison as aligned text; ratios and token identity are against the first row."""
-    head = ("method", "window", "passes", "tokens/pass", "seconds", "fewer passes", "lossless", "same tokens")
-    first, lines = rows[0], [head]
-    for row in rows:
-        ratio = sum(first["passes_per_sample"]) / max(sum(row["passes_per_sample"]), 1)
-        lines.append(
-            (
-                row["method"],
-                str(row["settings"]["window"]),
-                str(row["passes"]),
-                f"{row['tokens_per_pass']:.2f}",
-                f"{row['seconds']:.2f}",
-                f"{ratio:.1f}x",
-                "yes" if row["lossless"] else "no",
-                "yes" if row["sha256_tokens"] == first["sha256_tokens"] else "no",
-            )
-        )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
+        print(table(rows_of(reports)))
 
 
 def run_info(args):
@@ -228,6 +212,11 @@ def options():
     common.add_argument("--batch", type=int, default=1)
     common.add_argument("--start", default="auto", choices=["auto", *STARTS], help="first draft of a position")
     common.add_argument("--no-memory", action="store_true", help="seed-exact without trajectory memory")
+    common.add_argument("--nodes", type=int, default=AUTO, help="rows of a draft tree beside the window; -1: automatic")
+    common.add_argument("--relax", type=float, default=OWN, help="strength of a lossy method, 0 to 1 (as published)")
+    common.add_argument("--relax-budget", type=int, default=-1, help="most tokens taken by relaxation alone; -1: any")
+    common.add_argument("--row-context", type=int, default=OWN, help="pjd, pjd-c, zipar: columns before the next row")
+    common.add_argument("--rounds", type=int, default=2, help="row-block: corrections of a row, 1 to 8; 0: until exact")
     common.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
     common.add_argument("--device", default="cpu")
     common.add_argument("--model", default="bundled", help="'bundled', a model file or a model folder")
@@ -237,7 +226,7 @@ def options():
     one.add_argument("--out", default="out", help="folder for pictures and clips")
     one.set_defaults(run=run_generate)
     many = commands.add_parser("compare", parents=[common], help="one prompt, several methods")
-    many.add_argument("--methods", default="autoregressive,sjd,scd-maximal,scd-gumbel,seed-exact")
+    many.add_argument("--methods", default=DEFAULT)
     many.set_defaults(run=run_compare)
     info = commands.add_parser("info", help="what a model file or folder holds")
     info.add_argument("path", metavar="MODEL")

@@ -10,6 +10,8 @@ from . import noise as streams
 from .coupling import inverse_cdf, maximal
 from .relax import annealed, entropy_bonus, grouped
 
+REUSED = 0.5  # least p/q of a draft that published PJD leaves alone
+
 
 class Verdict:
     """What one pass knows about its window; the rules below read from it. All tensors are on the device.
@@ -21,11 +23,12 @@ class Verdict:
         q: fp32 [B, W, V] law of the draft (None for rules that need none).
         gumbel: fp32 [B, W, V] noise of the positions (None for rules that need none).
         noise: `Noise`. positions: integer array [B, W]. passes: number of the pass.
+        heads: bool array [B, W] lanes that begin a row's window, where a pass has windows in several rows.
     """
 
-    def __init__(self, scores, draft, q, gumbel, noise, positions, passes):
+    def __init__(self, scores, draft, q, gumbel, noise, positions, passes, heads=None):
         self.scores, self.draft, self.q, self.gumbel = scores, draft, q, gumbel
-        self.noise, self.positions, self.passes = noise, positions, passes
+        self.noise, self.positions, self.passes, self.heads = noise, positions, passes, heads
 
     @cached_property
     def p(self):
@@ -83,6 +86,27 @@ def reshare(view, token):
     return view.best.argmax(-1)
 
 
+def reusable(view, token):
+    """bool [B, W]: drafts that PJD as published leaves alone, law and all (arXiv 2606.05703 and its code).
+
+    Those with p/q above 1/2, but for the first rejected one of each row.
+    """
+    rejected = token != view.draft  # a rejection always changes the token
+    seen = rejected.cumsum(1) - rejected.long()
+    start = torch.where(torch.from_numpy(view.heads).to(seen.device), seen, 0).cummax(1).values
+    return (view.ratio() > REUSED) & ~(rejected & (seen == start))
+
+
+def reuse(view, token):
+    """Drafts behind the frontier of a row stay where p/q is above 1/2 and are drawn anew elsewhere (PJD)."""
+    return torch.where(reusable(view, token), view.draft, redraw(view, token))
+
+
+def stale(view, token, kept):
+    """The law of a draft that stays is the old one (PJD as published; biased)."""
+    return torch.where(reusable(view, token).unsqueeze(-1), view.q, view.p)
+
+
 def newest(view, token, kept):
     """The law of every draft after a pass is the newest p, accepted or not (the rule that
     released code breaks)."""
@@ -104,6 +128,9 @@ class Method:
         relax: None, or (view, strength) -> chance [B, W] that a draft is committed at the front (lossy).
         strength: of the relaxation, where the settings leave it to the method.
         remember: (view, token, kept) -> law recorded for the drafts.
+        layout: which positions a pass looks at: "window" (the next ones), "rows" or "row-block" (see `layout`).
+        every_row: rows below the uppermost unfinished one commit a changed token too.
+        window, start: those taken where the user leaves them to us; 0 and "": as for all methods.
     """
 
     accept: Callable
@@ -117,6 +144,10 @@ class Method:
     relax: Callable | None = None
     strength: float = 0.0
     remember: Callable = newest
+    layout: str = "window"
+    every_row: bool = True
+    window: int = 0
+    start: str = ""
 
     def relaxed(self, view, strength):
         """bool [B, W]: drafts that the relaxation would commit, by the exact test's uniforms. None: no such rule."""
@@ -135,5 +166,12 @@ METHODS = {
     "csd": Method(exact, keep, lossless=False, needs_q=True, relax=entropy_bonus, strength=0.1),
     "gsd": Method(exact, keep, lossless=False, needs_q=True, relax=grouped, strength=1.0),
     "cool-sd": Method(exact, keep, lossless=False, needs_q=True, relax=annealed, strength=0.1),
+    "pjd": Method(
+        exact, reuse, lossless=False, needs_q=True, remember=stale, layout="rows", every_row=False, window=8,
+        start="random",
+    ),
+    "pjd-c": Method(exact, keep, lossless=False, needs_q=True, layout="rows", window=8),
+    "zipar": Method(match, keep, lossless=False, needs_gumbel=True, sequential=True, layout="rows"),
+    "row-block": Method(exact, keep, lossless=False, needs_q=True, layout="row-block", start="above_law"),
 }
 DEFAULT_METHOD = "seed-exact"

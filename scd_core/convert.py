@@ -45,6 +45,8 @@ def convert(path, target, kind=None):
     if target.exists():
         raise UserError(f"{header.label(target)} exists already and is not overwritten; choose another name.")
     files = open_model(path)
+    if kind == "fp8" and files.family.continuous:
+        raise UserError(f"{files.name} draws by diffusion, which 8 bits spoil; choose bf16, or keep it as it is")
     writer = Packer(files, kind)
     metadata = writer.metadata()
     check_space(target, sum(math.prod(shape) * dtype.itemsize for shape, dtype in writer.entries.values()))

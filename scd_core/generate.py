@@ -12,6 +12,7 @@ from .loop import Settings, decode
 from .window import AUTO, choose_shape
 
 MOST_NODES = 512
+MOST_ROUNDS = 8
 OWN = -1  # "the model's own value" in a request
 
 
@@ -23,6 +24,8 @@ class Request:
         seed: 0 .. 2**64-1. window: free positions looked at in a pass. width, height: pixels. frames: 1 is a still.
         nodes: rows a pass spends on a draft tree; -1: automatic. relax: strength of a lossy method, 0 to 1.
         relax_budget: tokens of a picture that may be taken by relaxation alone; -1: any number.
+        row_context: columns that a row has before the next one opens (pjd, pjd-c, zipar); -1: a quarter of them.
+        rounds: corrections of a row at most (row-block), 1 to 8; 0: as many as it takes to be exact.
         batch: pictures or clips. first_sample: number of the first one, to draw one of a batch again.
     """
 
@@ -43,6 +46,8 @@ class Request:
     nodes: int = AUTO
     relax: float = OWN
     relax_budget: int = -1
+    row_context: int = OWN
+    rounds: int = 2
 
 
 @dataclass
@@ -96,6 +101,10 @@ def check_request(request):
         raise UserError(f"relaxation {request.relax}: use 0 (exact) to 1 (as published), or -1 (the method's own)")
     if request.relax_budget < -1:
         raise UserError(f"relaxation budget {request.relax_budget}: use -1 (any number of tokens) or at least 0")
+    if request.row_context != OWN and request.row_context < 1:
+        raise UserError(f"row context {request.row_context}: use -1 (a quarter of the columns) or at least 1 column")
+    if not 0 <= request.rounds <= MOST_ROUNDS:
+        raise UserError(f"rounds {request.rounds}: use 0 (until a row is exact) or 1 to {MOST_ROUNDS}")
 
 
 def generate(decoder, family, prompt, negative=None, request=None, kept=None, device="cpu", callback=None):
@@ -134,6 +143,8 @@ def generate(decoder, family, prompt, negative=None, request=None, kept=None, de
         memory=request.memory,
         relax=request.relax,
         relax_budget=request.relax_budget,
+        row_context=request.row_context,
+        rounds=request.rounds,
         law=law,
     )
     tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from . import golden_dv, golden_format, golden_video
 from .checkpoint import Source, header
 from .checkpoint.files import choose, scan
 from .codecs.layouts import codec_layout, find_codec
@@ -79,12 +80,13 @@ class CodecAlone:
     ignored = (r".*",)  # what trainers and other networks left beside it is not this check's business
 
     def __init__(self, source):
-        prefix = find_codec(source)
-        if prefix is None:
+        prefix, layout = find_codec(source), golden_dv.layout(source)
+        if prefix is None and layout is None:
             raise UserError(f"'{source.root}' holds neither a language model nor an image tokenizer that is known")
-        # VQ-16's names mark the lineage whose codebooks are used at unit length
-        vq16 = any(key.startswith(prefix + "decoder.conv_blocks.") for key in source.keys())
-        layout = codec_layout(source, prefix, l2_codebook=vq16)
+        if layout is None:
+            # VQ-16's names mark the lineage whose codebooks are used at unit length
+            vq16 = any(key.startswith(prefix + "decoder.conv_blocks.") for key in source.keys())
+            layout = codec_layout(source, prefix, l2_codebook=vq16)
         self.codec_config, self._refs = layout.config, layout.refs
 
     def refs(self, part):
@@ -98,6 +100,8 @@ def model_path(folder, alone):
         alone: an image tokenizer is looked for, not a language model.
     """
     kind, names = choose(scan(folder)[0])
+    if alone and (found := golden_dv.decoder_file(folder)):
+        return found
     if kind != "many":
         return folder
     wanted = []
@@ -129,6 +133,7 @@ class Subject:
             # a width that was never released does not tell its number of heads: a user would write a config.json
             dims = self.meta.get("dims")
             told = {"num_attention_heads": dims["H"]} if isinstance(dims, dict) and "H" in dims else {}
+            told |= golden_video.told(self.meta)
             self.files = open_model(path, tuple(part for part in PARTS if part in need), told)
         self.family = self.files.family
         self._forced = {}
@@ -153,7 +158,7 @@ class Subject:
             side = self.files.source.side("tokenizer.json", "text_tokenizer.json")
         else:
             side = next((s for name, s in self.files.source.sides.items() if name.endswith("tokenizer.json")), None)
-        return side and HubTokenizer(side)
+        return HubTokenizer(side) if side else golden_format.tokenizer(self)
 
     # --- inputs ---------------------------------------------------------------------------------------------------
 
@@ -167,9 +172,13 @@ class Subject:
         """The plan of the fixture's size, with what the format puts behind the picture (`family.ending`)."""
         factor = self._factor()
         rows, cols = self.grid
-        plan = self.family.plan(self.family.size(cols * factor, rows * factor))
-        if (plan.rows, plan.cols) != self.grid:
-            raise UserError(f"the model draws a grid of {plan.rows} x {plan.cols}, the fixture has {rows} x {cols}")
+        grids = golden_video.token_grids(self.meta)
+        plan = self.family.plan(self.family.size(cols * factor, rows * factor, self._frames(grids)))
+        if (plan.frames, plan.rows, plan.cols) != (grids, rows, cols):
+            raise UserError(
+                f"the model draws a grid of {plan.frames} x {plan.rows} x {plan.cols}, the fixture has {grids} x "
+                f"{rows} x {cols}"
+            )
         ending = torch.tensor(self.family.ending, dtype=torch.int64)
         return replace(
             plan,
@@ -182,9 +191,15 @@ class Subject:
         config = self.family.codec_config
         return config.factor if config is not None else getattr(self.family, "factor", None) or 16
 
+    def _frames(self, grids):
+        """Frames that so many token grids stand for."""
+        return 1 + (grids - 1) * getattr(self.family, "compression", 1)
+
     @cached_property
     def prompt(self):
         """The fixture's prompt: words, a class, or text features of which only the valid rows count."""
+        if golden_video.reads_all(self):
+            return golden_video.attended(self)
         features, mask = self.fixture.get("text_features"), self.fixture.get("text_mask")
         if features is not None:
             return Prompt(text="", features=features[0][mask[0].bool()])
@@ -210,8 +225,8 @@ class Subject:
         return float(self.family.defaults.cfg if told is None else told)
 
     def sequence(self, codes):
-        """Codes [rows * cols] -> token ids [N], line ends and ending included."""
-        grid = codes.reshape(1, 1, self.plan.rows, self.plan.cols)
+        """Codes [frames * rows * cols] -> token ids [N], line ends and ending included."""
+        grid = codes.reshape(1, self.plan.frames, self.plan.rows, self.plan.cols)
         return self.plan.fixed(1, grid)[0]
 
     # --- the language model -----------------------------------------------------------------------------------------
@@ -232,13 +247,15 @@ class Subject:
         try:
             free = torch.full((1, plan.length), -1)
             session = Session(decoder, self.family, plan, list(self.streams), free, 0, "cpu")
-            # the first input gives way to the prompt's last one
-            inputs = torch.cat([ids[:1], ids[:-1]])[None]
-            before = torch.arange(-1, plan.length - 1)[None]
-            logits = session.window(inputs, before, plan.length - 1, opening=True)[0]
+            # the first input gives way to the prompt's last one; what follows the last token is not always asked for
+            rows = golden_video.reads_all(self)
+            count = plan.length + (rows is not None)
+            inputs = torch.cat([ids[:1], ids])[None, :count]
+            before = torch.arange(-1, count - 1)[None]
+            logits = session.window(inputs, before, count - 1, opening=True)[0][:, -(rows or count) :]
         finally:
             hook.remove()
-        window, prefill = caught[-1], caught[0] if len(caught) > 1 else None
+        window, prefill = caught[-1][:, -(rows or count) :], caught[0] if len(caught) > 1 else None
         hidden = []
         for row, stream in enumerate(self.streams):
             first = window[row][:0] if prefill is None else prefill[row, : stream.length - 1]
@@ -253,14 +270,14 @@ class Subject:
         head = replace(self.files.family.refs("decoder")[name], rows=None).read(hidden.dtype)
         return F.linear(hidden, head).float()
 
-    def guided(self, codes):
-        """Guided scores [R, V] of the picture codes along given codes."""
+    def guided(self, codes, wide=False):
+        """Guided scores [R, V] of the picture codes along given codes, or of the whole vocabulary (`wide`)."""
         forced, form = self.forced(codes), self.family.guidance
-        scores = forced.logits
-        if form == "logprobs" and forced.full is not None:  # the original normalises over all words
-            scores = forced.full.log_softmax(-1)[..., self.plan.base : self.plan.base + self.plan.vocab]
-            form = "logits"
-        return guide(scores[None], self.cfg, form)[0]
+        if not wide and (form == "logits" or forced.full is None):
+            return guide(forced.logits[None], self.cfg, form)[0]
+        # the original normalises over all words
+        scores = guide(forced.full[None], self.cfg, form)[0]
+        return scores if wide else scores[:, self.plan.base : self.plan.base + self.plan.vocab]
 
     def law(self, codes, name):
         """Probabilities [R, V] with the settings that the fixture tells for the tensor `name`."""
@@ -289,7 +306,7 @@ class Subject:
                 kept.view(-1)[:given] = self.fixture.tensors["codes"][:given]
             request = Request(
                 method=method, temperature=0.0, top_k=0, top_p=1.0, cfg=self.cfg, window=8,
-                width=self.plan.width, height=self.plan.height, frames=self.plan.frames,
+                width=self.plan.width, height=self.plan.height, frames=self._frames(self.plan.frames),
             )  # fmt: skip
             drawn = generate(self.decoder, self.family, self.prompt, None, request, kept)
             self._forced["greedy", method] = drawn.codes.reshape(-1)

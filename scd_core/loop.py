@@ -12,70 +12,23 @@ Source: SJD (arXiv 2410.01699) and SCD (arXiv 2510.24211); seed-exact is describ
 """
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
 
-from .acceptance import DEFAULT_METHOD, METHODS, Verdict
+from .acceptance import METHODS, Verdict
 from .drafting import STARTS, automatic_start, stride_of
 from .errors import UserError
-from .law import LawSettings, token_scores
+from .law import token_scores
+from .layout import Rows, context_columns, keeps_law
+from .layout_state import LineFrontier
 from .models.session import Session
 from .noise import Noise
 from .report import DecodeReport, token_hash
+from .settings import Clock, Progress, Settings
 from .state import Frontier, WindowState
 from .tree import GAP_SCALE, RUNNERS, DraftTree, runners_of
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to do; the family's own values are already filled in (see `generate.resolve`).
-
-    Attributes:
-        method: a key of `METHODS`. window: free positions a pass looks at. start: a key of `STARTS` or "auto".
-        seed: 0 .. 2**64-1. batch: samples; sample numbers are first_sample, first_sample + 1, ...
-        memory: trajectory memory (seed-exact and jacobi).
-        nodes: rows a pass spends on a draft tree beside its window (seed-exact and jacobi); needs the memory.
-        relax: strength of a relaxed method, 0 (exact) to 1 (published constants); -1: the method's own.
-        relax_budget: drafts of one sample that may be committed by relaxation alone; -1: any number.
-    """
-
-    method: str = DEFAULT_METHOD
-    window: int = 32
-    seed: int = 0
-    batch: int = 1
-    first_sample: int = 0
-    start: str = "auto"
-    memory: bool = True
-    nodes: int = 0
-    relax: float = -1.0
-    relax_budget: int = -1
-    law: LawSettings = LawSettings()
-
-
-@dataclass
-class Progress:
-    """Handed to the callback after every pass. `tokens` int64 [B, N] holds decided tokens and present drafts."""
-
-    passes: int
-    done: int
-    total: int
-    frontier: list
-    tokens: torch.Tensor
-
-
-class Clock:
-    """Host seconds by part."""
-
-    def __init__(self):
-        self.seconds = {"backbone": 0.0, "kernel": 0.0, "rest": 0.0}
-        self.last = time.perf_counter()
-
-    def lap(self, part):
-        now = time.perf_counter()
-        self.seconds[part] += now - self.last
-        self.last = now
 
 
 class Run:
@@ -91,7 +44,9 @@ class Run:
         self.start = STARTS[self.start_name]
         self.stride = stride_of(self.start, plan)
         fixed = plan.fixed(settings.batch, kept)
-        self.samples = [Frontier(b, row) for b, row in enumerate(fixed.numpy())]
+        self.rows = None  # `Rows`, where a pass does not look at the raster window
+        frontier = Frontier if method.layout == "window" else LineFrontier
+        self.samples = [frontier(b, row) for b, row in enumerate(fixed.numpy())]
         self.active = [s for s in self.samples if not s.done]
         self.result = fixed.clone()
         self.allowed = None if plan.allowed is None else plan.allowed.to(device)
@@ -110,6 +65,12 @@ class Run:
         self.session = Session(decoder, family, plan, streams, fixed[order], prefix, device, self.nodes)
         self.clock.lap("backbone")
         noise = Noise(settings.seed, [settings.first_sample + b for b in order])
+        if method.layout != "window":
+            given = fixed[order].numpy()
+            self.rows = Rows(plan, method, settings, self.window, self.start, given, noise, prefix, device)
+            self.state, self.tree = self.rows.state, None
+            self.clock.lap("rest")
+            return
         span = max(s.span(self.window) for s in self.active)
         runners = RUNNERS if self.nodes else 0
         self.state = WindowState(
@@ -120,6 +81,8 @@ class Run:
 
     def step(self):
         """One pass over every active sample's window; returns the positions that each committed."""
+        if self.rows is not None:
+            return self.rows.step(self)
         state, fronts = self.state, np.array([s.start for s in self.active])
         ends = np.array([s.window_end(self.window) for s in self.active])
         sizes = (ends - fronts)[:, None]
@@ -189,6 +152,7 @@ class Run:
             noise=state.noise,
             positions=looked,
             passes=self.passes,
+            heads=self.rows and self.rows.now.head,
         )
         token, kept = method.accept(view)
         redraft = method.couple(view, token)
@@ -212,6 +176,8 @@ class Run:
         token, redraft, kept, wrong = packed[:4, :, :w]
         if (wrong.astype(bool) & valid).any():
             raise UserError(self.not_finite(int((wrong.astype(bool) & valid).any(1).argmax())))
+        if self.rows is not None:
+            return self.rows.commit(token, redraft, kept)
         fixed = state.fixed[rows, positions]
         free = fixed < 0
         # the last looked-at position always decides: kept or not, its token has the right law
@@ -291,7 +257,8 @@ class Run:
         total = sum(len(s.free) for s in self.samples)
         done = sum(s.decided for s in self.samples)
         fronts = [self.plan.length if s.done else s.start for s in self.samples]
-        return Progress(self.passes, done, total, fronts, tokens)
+        settled = self.rows and self.state.decided([s.sample for s in self.active], len(self.samples))
+        return Progress(self.passes, done, total, fronts, tokens, settled)
 
     def loop(self, callback):
         limit = max((len(s.free) for s in self.samples), default=0)
@@ -313,12 +280,23 @@ class Run:
             f"{sample.sample + 1}, computing in {dtype}: load the model with weight dtype bf16 or fp32"
         )
 
+    @property
+    def lossless(self):
+        method, settings = self.method, self.settings
+        if method.layout != "window":
+            return keeps_law(method, self.plan, settings.row_context, settings.rounds)
+        return method.lossless or (method.relax is not None and self.strength == 0)
+
     def report(self):
         settings = {**asdict(self.settings), **asdict(self.law), "window": self.window, "start": self.start_name}
         settings.pop("law")
         settings["memory"] = bool(self.settings.memory and self.method.memory and not self.method.sequential)
         settings["nodes"] = self.nodes
         settings["relax"] = self.strength if self.method.relax is not None else 0.0
+        layout, settings["layout"] = self.method.layout, self.method.layout
+        context = context_columns(self.method, self.plan, self.settings.row_context)
+        settings["row_context"] = context if layout == "rows" else None
+        settings["rounds"] = self.settings.rounds if layout == "row-block" else None
         cells = self.plan.cells.numpy() >= 0
         visits = np.stack([s.visits[cells] for s in self.samples])
         return DecodeReport(
@@ -330,7 +308,7 @@ class Run:
             accepted=[list(s.per_pass) for s in self.samples],
             visits=visits.reshape(len(visits), self.plan.frames, self.plan.rows, self.plan.cols),
             seconds=self.clock.seconds,
-            lossless=self.method.lossless or (self.method.relax is not None and self.strength == 0),
+            lossless=self.lossless,
             relaxed=[s.relaxed for s in self.samples],
             dtype=str(self.session.dtype).removeprefix("torch.") if self.passes else "none",
             sha256_tokens=token_hash(self.result),
@@ -338,7 +316,7 @@ class Run:
 
 
 @torch.inference_mode()
-def decode(decoder, family, plan, streams, settings, kept=None, device="cpu", callback=None, method=None):
+def decode(decoder, family, plan, streams, settings: Settings, kept=None, device="cpu", callback=None, method=None):
     """Draw the tokens of a plan.
 
     Args:

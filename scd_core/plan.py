@@ -19,6 +19,7 @@ class TokenPlan:
         cells: int64 [N] raster index of the cell a position draws, -1 for format tokens.
         allowed: bool [vocab] of columns that may be drawn at all; None: all.
         width, height: pixels, for messages and decoding.
+        given: leading positions that a run must be given; a model without a start token can only go on.
     """
 
     frames: int
@@ -31,6 +32,7 @@ class TokenPlan:
     allowed: torch.Tensor | None = field(default=None, repr=False)
     width: int = 0
     height: int = 0
+    given: int = 0
 
     def __post_init__(self):
         n = self.frames * self.rows * self.cols
@@ -38,6 +40,14 @@ class TokenPlan:
             object.__setattr__(self, "cells", torch.arange(n))
         if self.forced is None:
             object.__setattr__(self, "forced", torch.full((len(self.cells),), -1))
+
+    @classmethod
+    def by_lines(cls, rows, cols, line, **rest):
+        """A still whose rows each end with the format token `line`; rest: attributes as in the class."""
+        cells = torch.full((rows, cols + 1), -1)
+        cells[:, :cols] = torch.arange(rows * cols).view(rows, cols)
+        forced = torch.where(cells < 0, line, -1).flatten()
+        return cls(1, rows, cols, forced=forced, cells=cells.flatten(), **rest)
 
     @property
     def length(self):
@@ -65,11 +75,21 @@ class TokenPlan:
             kept: None, or codes int64 [1 or batch, frames, rows, cols], -1 where a cell is to be drawn.
 
         Raises:
-            UserError: kept has another grid, or holds codes outside the vocabulary.
+            UserError: kept has another grid, holds codes outside the vocabulary, or lacks what must be given.
         """
         out = self.forced.clone().expand(batch, -1).clone()
-        if kept is None:
-            return out
+        if kept is not None:
+            self._keep(out, kept)
+        if (out[:, : self.given] < 0).any():
+            raise UserError(
+                "this model only goes on from frames that it is given and cannot start by itself: wire a picture or "
+                "the first frames of a clip through VQ Encode into kept"
+            )
+        return out
+
+    def _keep(self, out, kept):
+        """Write kept codes into the token ids `out` [batch, N]."""
+        batch = len(out)
         want = (self.frames, self.rows, self.cols)
         if tuple(kept.shape[1:]) != want or kept.shape[0] not in (1, batch):
             raise UserError(
@@ -84,7 +104,6 @@ class TokenPlan:
         drawn = self.cells >= 0
         codes = kept.to("cpu", torch.int64).reshape(len(kept), -1)[:, self.cells[drawn]].expand(batch, -1)
         out[:, drawn] = torch.where(codes >= 0, codes + self.base, out[:, drawn])
-        return out
 
     def codes(self, tokens):
         """Token ids [B, N] -> codes int64 [B, frames, rows, cols]."""

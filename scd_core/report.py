@@ -86,16 +86,35 @@ class DecodeReport:
         elif self.method == "seed-exact":
             lines.append(f"same tokens as one-at-a-time sampling up to rounding ties ({self.dtype}; exact in fp32)")
         if not self.lossless:
-            taken = f"{sum(self.relaxed)} of {self.tokens} tokens"
-            lines.append(f"lossy: {taken} were taken by relaxation alone (strength {s['relax']})")
+            lines.append(f"lossy: {self.why_lossy()}")
         slow = self.method != "autoregressive" and self.passes > 1 and self.tokens_per_pass < 1.3
         if slow:
             lines.append("drafts rarely survive here: a larger window or lower temperature may help")
         return "\n".join(lines + list(self.notes))
 
+    def why_lossy(self):
+        """What the tokens lack to follow the law, in words."""
+        s, columns = self.settings, self.visits.shape[3]
+        if s.get("layout") == "row-block":
+            return f"a row was committed after {plural(s['rounds'], 'round')} at the latest"
+        if s.get("layout") == "rows" and s["row_context"] < columns:
+            return f"a row began when the row above had {s['row_context']} of {columns} columns"
+        if s.get("layout") == "rows":
+            return "drafts keep outdated laws, as published"
+        return f"{sum(self.relaxed)} of {self.tokens} tokens were taken by relaxation alone (strength {s['relax']})"
+
+
+def plural(count, noun):
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
 
 def window_of(settings):
     """What a pass looked at, in words."""
+    if settings.get("layout") == "rows":
+        return f"rows after {plural(settings['row_context'], 'column')}, window {settings['window']} in each"
+    if settings.get("layout") == "row-block":
+        rounds = plural(settings["rounds"], "round") if settings["rounds"] else "exact rounds"
+        return f"first row by window {settings['window']}, the others in {rounds}"
     nodes = settings.get("nodes", 0)
     return f"window {settings['window']}" + (f" + {nodes} tree nodes" if nodes else "")
 

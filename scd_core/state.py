@@ -146,7 +146,10 @@ class WindowState:
         valid, positions = new < ends[:, None], np.minimum(new, self.tokens.shape[1] - 2)
         if self.memory is not None:
             self.memory.enter(positions, valid)
-        source = source_positions(positions, known, stride)
+        return self.draft(start, positions, valid, source_positions(positions, known, stride))
+
+    def draft(self, start, positions, valid, source):
+        """First drafts for `positions` [B, M] where `valid`, after those at `source`; returns as `enter`."""
         if start.from_law and self.laws is not None:
             columns, law = draft_laws(self, positions, source)
             self.laws.write(positions, law, valid)

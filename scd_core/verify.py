@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from . import golden_dv, golden_mar, golden_video
+from . import golden_format as form
 from .errors import UserError
 from .golden import Fixture, Subject
 
@@ -30,6 +32,9 @@ class Row:
     limit: float
     ok: bool
     note: str = ""
+
+
+UNLISTED = Row("expected.safetensors", math.inf, 0.0, False, "its sha256 is not the one that meta.json lists")
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,9 @@ def _given_codes(s, name, want):
         free = (s.plan.cells >= 0).nonzero()[:, 0]
         return sequence[free] - s.plan.base
     book = s.family.codec_config.codes if s.alone else s.plan.vocab
-    if want.numel() != math.prod(s.grid) or int(want.min()) < 0 or int(want.max()) >= book:
-        raise UserError(f"these are not {math.prod(s.grid)} codes from 0 to {book - 1}")
+    cells = math.prod(s.grid) * (1 if s.alone else s.plan.frames)
+    if want.numel() != cells or int(want.min()) < 0 or int(want.max()) >= book:
+        raise UserError(f"these are not {cells} codes from 0 to {book - 1}")
     return want
 
 
@@ -148,12 +154,20 @@ def _logits(s, name, want):
     forced = s.forced(_codes(s), dtype)
     wide = forced.full is not None and want.shape[-1] == forced.full.shape[-1]
     found = forced.full if wide else forced.logits
-    found = found if name.startswith("logits") and "cond" not in name else found[_stream(name)]
+    both = name.startswith("logits") and "cond" not in name and s.family.defaults.cfg != 1  # 1: no second stream
+    found = found if both else found[_stream(name)]
     return found[: len(want)] if name.endswith("_first") else found
 
 
 def _logsumexp(s, name, want):
     return s.forced(_codes(s)).full.logsumexp(-1)
+
+
+def _text_max(s, name, want):
+    """The largest guided score of what is no picture code; the originals that leave those in are told by it."""
+    scores = s.guided(_codes(s), wide=True)
+    scores[:, s.plan.base : s.plan.base + s.plan.vocab] = -math.inf
+    return scores.amax(-1)
 
 
 TABLE = (
@@ -170,6 +184,8 @@ TABLE = (
     Check(r"cond_embeds", "decoder", "logits", _cond_embeds),
     Check(r"codes", "input", "exact", _given_codes),
     Check(r"image_seq_ids", "decoder", "exact", lambda s, name, want: s.sequence(_codes(s))),
+    Check(r"forced", "decoder", "exact", form.forced),
+    Check(r"pixels_\d+frames", "codec", "pixels", form.frames),
     Check(r"image_embeds", "decoder", "logits", _image_embeds),
     Check(r"hidden(_(un)?cond)?", "decoder", "logits", _hidden),
     Check(r"logits(_(un)?cond(_full_first)?)?", "decoder", "logits", _logits),
@@ -185,6 +201,8 @@ TABLE = (
     Check(r"picture", "input", "exact", _given("encoder_codes", "encoder_latent")),
     Check(r"encoder_latent", "codec", "logits", lambda s, name, want: s.latent(_codes(s, "picture"))),
     Check(r"encoder_codes", "codec", "exact", lambda s, name, want: s.encoded(_codes(s, "picture"))),
+    Check(r"cfg_logits_text_max", "decoder", "logits", _text_max),
+    *(Check(*row) for row in (*golden_dv.ROWS, *golden_video.ROWS)),
 )
 
 
@@ -213,18 +231,28 @@ def verify(folder):
         UserError: the fixture is damaged, or the model cannot be loaded.
     """
     fixture = Fixture(folder)
+    unlisted = [] if fixture.as_listed else [UNLISTED]
+    if golden_mar.fits(fixture):
+        return [attempt(*each) for each in golden_mar.comparisons(fixture)] + unlisted
     checks = {name: find_check(name) for name in fixture.tensors}
     subject = Subject(fixture, {check.part for check in checks.values() if check})
     rows = [run_check(subject, name, check) for name, check in checks.items()]
     if "greedy_codes" in checks:
         rows.append(same_codes(subject))
-    if not subject.alone:
+    if not subject.alone or golden_dv.facts(fixture.meta):
         rows.append(facts(subject))
     if subject.tokenizer is not None and fixture.meta.get("tokenizer_samples"):
         rows.append(tokenizer_samples(subject))
-    if not fixture.as_listed:
-        rows.append(Row("expected.safetensors", math.inf, 0.0, False, "its sha256 is not the one that meta.json lists"))
-    return rows
+    return rows + unlisted
+
+
+def attempt(name, make, want, limit):
+    """One comparison -> `Row`; whatever goes wrong in `make` is a failure with its reason."""
+    try:
+        with torch.inference_mode():
+            return compare(name, make(), want, limit)
+    except FAULTS as error:
+        return Row(name, math.inf, limit, False, reason(error))
 
 
 def find_check(name):
@@ -247,8 +275,13 @@ def run_check(subject, name, check):
                 return compare_bf16(name, got, want, _logits(subject, base, want) if exact is None else exact)
         return compare(name, got, want, limit, relative)
     except FAULTS as error:
-        told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return Row(name, math.inf, limit, False, " ".join(told.split()))
+        return Row(name, math.inf, limit, False, reason(error))
+
+
+def reason(error):
+    """An exception as one line."""
+    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return " ".join(told.split())
 
 
 def limit_of(kind, meta):
@@ -314,7 +347,11 @@ def same_codes(subject):
 def facts(subject):
     """Grid, codebook, sizes and the like: what meta.json says and what the model has."""
     wrong, count = [], 0
-    told = {name: (subject.meta[name], have) for name, have in FACTS.items() if subject.meta.get(name) is not None}
+    known = {} if subject.alone else FACTS
+    told = {name: (subject.meta[name], have) for name, have in known.items() if subject.meta.get(name) is not None}
+    told |= golden_dv.facts(subject.meta)
+    told |= {name: (subject.meta[name], have) for name, have in golden_video.facts(subject.meta).items()}
+    told |= form.facts(subject)
     dims = subject.meta.get("dims")
     for short, value in (dims.items() if isinstance(dims, dict) else ()):
         if short in DIMS:

@@ -18,8 +18,8 @@ LENGTHS = (8, 16, 32, 64, 128, 256)  # a shorter window has little to win, and a
 NODES = (0, 32)  # a tree as long as the window at most; smaller ones than 32 gain little
 # tokens a pass commits at these lengths, measured on the bundled model (benchmark preset, seed-exact with memory);
 # only the ratios matter
-COMMITS = {False: (2.4, 3.4, 4.5, 5.0, 5.1, 5.1), True: (4.5, 7.0, 9.5, 15.0, 20.0, 22.5)}
-GAIN = {False: (1.0, 1.1), True: (1.0, 1.08)}  # how many times more with so many nodes
+COMMITS = {False: (2.2, 3.2, 4.2, 4.6, 4.6, 4.6), True: (3.9, 6.2, 9.6, 14.4, 19.4, 20.9)}
+GAIN = {False: (1.0, 1.12), True: (1.0, 1.08)}  # how many times more with so many nodes
 ROUNDS = 4
 TABLE = {False: 32, True: 64}  # still, clip: without measurement
 ON_ACCELERATOR = {False: 64, True: 128}
@@ -37,7 +37,7 @@ def choose_shape(decoder, family, plan, streams, method, batch, law, device, win
         return 1, 0
     if not rule.memory:
         table = TABLE if torch.device(device).type == "cpu" else ON_ACCELERATOR
-        return window or min(table[clip], plan.length), 0
+        return window or min(rule.window or table[clip], plan.length), 0
     if window and nodes != AUTO:
         return window, nodes
     commits = dict(zip(LENGTHS, COMMITS[clip]))

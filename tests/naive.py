@@ -96,17 +96,18 @@ class Naive:
         h = self.mlp(self.rms(x, second), name + ".mlp")
         return x + (self.rms(h, name + ".post_mlp_layernorm") if place == "sandwich" else h)
 
-    def logits(self, x, cos, sin, absolute=None, context=None, hidden=None):
+    def logits(self, x, cos, sin, absolute=None, context=None, hidden=None, visible=None):
         """Embedded sequence [S, dim] -> logits float64 [S, head_rows].
 
         Args:
             hidden: bool [S] of tokens that only they themselves may see.
+            visible: bool [S, S] of what each token sees, instead of all tokens up to itself.
         """
         cfg, steps = self.cfg, torch.arange(len(x))
         x, cos, sin = x.double(), cos.double(), sin.double()
-        visible = steps[None] <= steps[:, None]
+        visible = steps[None] <= steps[:, None] if visible is None else visible
         if hidden is not None:
-            visible &= ~hidden[None] | torch.eye(len(x), dtype=torch.bool)
+            visible = visible & ~hidden[None] | torch.eye(len(x), dtype=torch.bool)
         context = None if context is None else context.double()
         if absolute is not None and cfg.abs_pos == "input":
             x = x + absolute

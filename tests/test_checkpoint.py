@@ -533,8 +533,8 @@ def shelf(tmp_path):
 def test_list_models(shelf):
     """One name a model; shards, side folders, downloads and clutter are not listed."""
     assert list_models(shelf) == [
-        "anole/models/7b", "anole/tokenizer", "half", "janus/Pro-7B", "llamagen/c2i_B.pt",
-        "llamagen/vq_ds16.pt", "lone.safetensors", "loose", "loose/x",
+        "anole/models/7b", "anole/tokenizer", "half", "janus/Pro-7B", "llamagen", "lone.safetensors",
+        "loose", "loose/x",
         "model-00001-of-00002.safetensors", "same", "été",
     ]  # fmt: skip
 
@@ -546,6 +546,29 @@ def test_everything_listed_resolves_and_opens(shelf):
             refused(lambda: Source.open(path), "config.json", "no weight file")  # noqa: B023
         else:
             assert len(Source.open(path).keys()) >= 1
+
+
+def test_image_tokenizers_and_text_encoders_are_no_models(tmp_path):
+    """A folder of one language model and its image tokenizer is one model; of several, each file but the tokenizer."""
+    for name in ("c2i_B_256.pt", "vq_ds16_c2i.pt", "vq_ds8_c2i.safetensors"):
+        weights(tmp_path / "LlamaGen" / name, a=A, **{name: B})
+    for name in ("lumina.safetensors", "VQGAN.ckpt", "vqgan.yaml"):
+        weights(tmp_path / "Lumina" / name) if "yaml" not in name else put(tmp_path / "Lumina" / name, "x")
+    for name in ("c2i_B_256.pt", "c2i_B_384.pt", "vq-ds16.pt"):
+        weights(tmp_path / "several" / name)
+    weights(tmp_path / "alone" / "vq_ds16_c2i.pt")
+    weights(tmp_path / "top.safetensors")
+    weights(tmp_path / "movqgan_270M.ckpt")
+    for folder in ("flan-t5-xl", "LlamaGen/T5-11b", "my-t5"):
+        weights(tmp_path / folder / "model.safetensors")
+        put(tmp_path / folder / "config.json", "{}")
+    assert list_models([tmp_path]) == [
+        "alone", "LlamaGen", "Lumina", "my-t5", "several/c2i_B_256.pt", "several/c2i_B_384.pt", "top.safetensors",
+    ]  # fmt: skip
+    assert "c2i_B_256.pt" in Source.open(tmp_path / "LlamaGen").keys()
+    assert [file.name for file in Source.open(tmp_path / "Lumina").files] == ["lumina.safetensors"]
+    refused(lambda: Source.open(tmp_path / "several"), "2 weight files", "c2i_B_384.pt")
+    assert resolve_model("vq-ds16.pt", [tmp_path]) == tmp_path / "several" / "vq-ds16.pt"  # graphs keep their names
 
 
 def test_list_models_never_raises(tmp_path, monkeypatch):

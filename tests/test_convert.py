@@ -20,7 +20,7 @@ from scd_tests.test_t5 import add_tokenizer, t5_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).parent / "data" / "golden"
-CODEC_FIXTURES = ("chameleon-tokenizer", "llamagen-vq-ds16")
+CODEC_FIXTURES = ("chameleon-tokenizer", "llamagen-vq-ds16", "movqgan", "cosmos-dv8x16x16")
 NAMES = sorted(
     folder.name for folder in GOLDEN.iterdir() if folder.name not in CODEC_FIXTURES and (folder / "meta.json").is_file()
 )
@@ -86,7 +86,7 @@ def test_bf16_keeps_what_bf16_can_hold(one_file, folders, name):
     assert all(torch.equal(refs[key].read(), old[key].read().bfloat16()) for key in old)
     codec, had = files.family.refs("codec"), before.family.refs("codec")
     assert {key: ref.dtype for key, ref in codec.items()} == {key: ref.dtype for key, ref in had.items()}
-    if name != "llamagen-t2i-jadohu":  # whose weights need fp16
+    if name not in ("llamagen-t2i-jadohu", "mar"):  # whose weights need fp16 and fp32
         rows = verify(path.parents[1])
         assert all(row.ok for row in rows), table(rows)
     # every weight in its bytes, and beside them a header
@@ -94,14 +94,15 @@ def test_bf16_keeps_what_bf16_can_hold(one_file, folders, name):
     assert stored == sum(ref.bytes for ref in whole(refs) | whole(codec))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "mar"])  # refused: test_mar
 def test_fp8_stays_near_and_draws(one_file, folders, name):
     folder = one_file(name, "fp8")
     subject, plain = subject_of(folder), subject_of(folders / name)
     source = subject.files.source
     refs = subject.family.refs("decoder")
     scaled = [key for key, ref in refs.items() if ref.scaled]
-    assert len(scaled) == 7 * subject.decoder.cfg.layers  # q, k, v, o, gate, up, down
+    matrices = 11 if subject.decoder.cfg.context_dim else 7  # q, k, v, o (twice with a text), gate, up, down
+    assert len(scaled) == matrices * subject.decoder.cfg.layers
     assert all(source.stored(refs[key].key) == torch.float8_e4m3fn for key in scaled)
     assert {ref.dtype for ref in refs.values()} == {torch.bfloat16}
     old = plain.family.refs("decoder")
@@ -113,10 +114,14 @@ def test_fp8_stays_near_and_draws(one_file, folders, name):
     got, want = subject.forced(codes).logits, plain.forced(codes).logits
     assert (got - want).abs().mean() < FP8_SHARE * want.std()
     size = subject.plan.width, subject.plan.height
-    request = Request(method="seed-exact", seed=3, window=4, width=size[0], height=size[1])
-    drawn = generate(subject.decoder, subject.family, subject.prompt, None, request)
+    clip = subject.plan.frames > 1
+    frames = subject.family.sizes[0].frames if clip else 1
+    kept = torch.full((1, subject.plan.frames, *subject.grid), -1)
+    kept[:, : int(clip)] = 1  # the models of clips go on from a first grid
+    request = Request(method="seed-exact", seed=3, window=4, width=size[0], height=size[1], frames=frames)
+    drawn = generate(subject.decoder, subject.family, subject.prompt, None, request, kept)
     assert 0 <= int(drawn.codes.min()) <= int(drawn.codes.max()) < subject.plan.vocab
-    assert subject.codec.decode(drawn.codes[0]).isfinite().all()
+    assert subject.codec.decode_clip(drawn.codes[0]).isfinite().all()
 
 
 def test_fp8_weights_stay_in_8_bits_where_the_layers_multiply_them(one_file):

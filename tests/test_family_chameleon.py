@@ -13,7 +13,7 @@ from scd_pack.scd_core.checkpoint import save_safetensors
 from scd_pack.scd_core.errors import UserError
 from scd_pack.scd_core.generate import Request, generate
 from scd_pack.scd_core.law import LawSettings, guide, token_law
-from scd_pack.scd_core.models.chameleon import AnoleFamily, LuminaFamily, is_anole
+from scd_pack.scd_core.models.chameleon import AnoleFamily, LuminaFamily, is_anole, refuse_plain
 from scd_pack.scd_core.models.family import Size
 from scd_pack.scd_core.models.load import load_model, open_model
 from scd_pack.scd_core.models.session import Session
@@ -229,6 +229,7 @@ def test_settings_count(models, fixtures):
     ids, want = torch.arange(20, 60), None
     changes = [{}, {"rms_norm_eps": 1e-2}, {"swin_norm": True}]
     changes.append({"rope_theta": None, "rope_parameters": {"rope_theta": 50}})
+    changes.append({"rope_scaling": {"type": "linear", "factor": 2}})
     for i, change in enumerate(changes):
         found = causal_logits(load_model(lay_out(LUMINA[0], models / f"lumina{i}", **change), "fp32"), ids)
         want = found if want is None else want
@@ -242,7 +243,7 @@ def test_settings_count(models, fixtures):
         ({"hidden_size": 64}, "says hidden_size 64, the weights say 48"),
         ({"num_hidden_layers": 3}, r"13 of 42 needed weights are missing \('model.layers.2"),
         ({"num_hidden_layers": 1}, r"13 are unexpected \('model.layers.1"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, "a rotary of kind 'linear'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "a rotary of kind 'dynamic'"),
     ],
 )
 def test_configuration_of_another_model_is_refused(models, change, told):
@@ -301,15 +302,51 @@ def test_which_family(source, anole):
     assert LuminaFamily.detect(source) != anole
 
 
+META_KEYS = ["layers.0.attention.q_normalization.weight"]
+RELEASE = {"root": "models/7b", "file": "consolidated.pth"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Named(INSIDE, root="chameleon-7b"),
+        Named(HUB_KEYS, root="Chameleon_7B_mGPT", architectures=["ChameleonXLLMXForConditionalGeneration"]),
+        Named(HUB_KEYS, root="Meta", file="chameleon-7b-fp8.safetensors"),
+        Named(META_KEYS, **{**RELEASE, "root": "chameleon-7b-release/models/7b"}),
+    ],
+)
+def test_plain_chameleon_is_refused_by_name(source):
+    with pytest.raises(UserError, match=r"is called Chameleon, which reads pictures .* use Anole 7B or Lumina-mGPT"):
+        refuse_plain(source)
+
+
+@pytest.mark.parametrize(
+    "source, warned",
+    [
+        (Named(INSIDE), True),
+        (Named(META_KEYS, **RELEASE), True),
+        (Named([*INSIDE, "model.vqmodel.decoder.conv_in.weight"]), False),  # Chameleon had no decoder inside
+        (Named(META_KEYS, **{**RELEASE, "root": "Anole-7b-v0.1/models/7b"}), False),
+        (Named(INSIDE, root="chameleon-anole"), False),
+        (Named(INSIDE, root="mine", _name_or_path="leloy/Anole-7b-v0.1-hf"), False),
+        (Named(INSIDE, root="mine", _name_or_path="facebook/chameleon-7b"), True),  # Anole, too, may come from there
+        (Named(HUB_KEYS, root="mine"), False),  # taken for Lumina-mGPT
+        (Named(INSIDE, root="chameleon", scd={"family": "Anole"}), False),
+    ],
+)
+def test_what_may_be_plain_chameleon_is_warned_of(source, warned, caplog):
+    refuse_plain(source)
+    assert ("unable to draw" in caplog.text) == warned
+
+
+def test_plain_chameleon_is_refused_on_the_way_in(models):
+    with pytest.raises(UserError, match="is called Chameleon"):
+        open_model(lay_out("anole-hf", models / "chameleon-7b", vq=False))
+
+
 def test_other_models_are_not_taken_for_it():
     for key in ("model.layers.0.self_attn.q_norm.weight", "layers.0.attention.q_norm.weight", "decoder.conv_in.weight"):
         assert not LuminaFamily.detect(Named([key])) and not AnoleFamily.detect(Named([key]))
-
-
-def test_lumina_2_is_refused_by_name(models):
-    names = {"<MOVQGAN0>": 4, "<racm3:break>": 69}
-    with pytest.raises(UserError, match=r"is Lumina-mGPT 2\.0, which has another picture vocabulary"):
-        open_model(lay_out(LUMINA[0], models / "lumina", vocabulary_map=names))
 
 
 # sizes --------------------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ def plan():
 
 
 class Progress:
+    settled = None
+
     def __init__(self, tokens, frontier, done=1, total=12):
         self.tokens, self.frontier, self.done, self.total = tokens, frontier, done, total
 
@@ -131,6 +133,50 @@ def test_a_preview_that_fails_is_switched_off_and_an_interrupt_is_not(nodes, pla
     assert preview(progress) is None and preview(progress) is None and len(calls) == 1
     with pytest.raises(Stop):
         nodes("preview").Preview(plan, stop, fatal=Stop)(progress)
+
+
+class Codec:
+    """Two frames a token grid but the first, of the brightness of its codes; `asked`: grids that were decoded."""
+
+    def __init__(self):
+        self.asked = []
+
+        class Config:
+            compression = 2
+
+            def frames(self, grids):
+                return 2 * grids - 1
+
+        self.cfg = Config()
+
+    def decode_clip(self, codes):
+        self.asked.append(len(codes))
+        frames = codes.repeat_interleave(2, 0)[1:]
+        return frames.repeat_interleave(2, 1).repeat_interleave(2, 2)[..., None].expand(-1, -1, -1, 3) / 8
+
+
+def test_a_preview_of_a_clip_shows_the_last_frame_of_each_grid_that_is_begun(nodes, plan):
+    module, codec = nodes("preview"), Codec()
+    preview = module.Preview(plan, **module.decoder(codec, "cpu", plan), clock=lambda: 0.0)
+    tokens = torch.full((1, 16), 18).clamp(max=17)
+    tokens[0, 8:] = 14
+    empty = np.array(preview(Progress(tokens, [0], done=12)))
+    one = np.array(preview(Progress(tokens, [5], done=12)))
+    both = np.array(preview(Progress(tokens, [16], done=12)))
+    assert codec.asked == [1, 1, 2]
+    half = one.shape[1] // 2
+    left, right = both[:, :half], both[:, half:]
+    assert abs(int(left[20, 20, 0]) - 255 * 7 / 8) < 2 and abs(int(right[20, -20, 0]) - 255 * 4 / 8) < 2
+    assert one[20, 20, 0] == left[20, 20, 0] and one[20, -20, 0] != right[20, -20, 0]
+    assert empty[20, 20, 0] != left[20, 20, 0]
+
+
+def test_stills_of_such_a_codec_are_previewed_one_by_one(nodes):
+    from scd_pack.scd_core.plan import TokenPlan
+
+    module, codec = nodes("preview"), Codec()
+    codec.decode = codec.decode_clip
+    assert set(module.decoder(codec, "cpu", TokenPlan(1, 2, 3, 8))) == {"decode"}
 
 
 def test_bytes_grow_with_everything_that_costs(plan):

@@ -44,13 +44,22 @@ class ToySession:
         self.known[:, :prefix] = fixed[:, :prefix]
 
     def window(self, tokens, before, length, opening, visible=None):
-        assert visible is None, "a board of one token a position has no place for trees"
+        assert visible is None or visible.nodes is None, "a board of one token a position has no place for trees"
         spare = self.known.shape[1] - 1
         where = torch.where(before >= 0, before, spare)
         self.known[: len(tokens)].scatter_(1, where, tokens)
         self.known[:, spare] = UNKNOWN
-        known = self.known[: len(tokens)]
-        return self.toy.logits(known, (before + 1).clamp(max=self.plan.length - 1))[:, None]
+        known, positions = self.known[: len(tokens)], (before + 1).clamp(max=self.plan.length - 1)
+        if visible is None:
+            return self.toy.logits(known, positions)[:, None]
+        # every input sees a board of its own; padding has none, and position 0 asks for none
+        positions = torch.where(before < spare, positions, 0)
+        column = torch.arange(spare)
+        inside = (column <= visible.top[..., None]) & (visible.settled[:, None] | (column >= visible.floor[..., None]))
+        seen = torch.where(inside, known[:, None, :spare], UNKNOWN)
+        seen = torch.cat([seen, torch.full((*before.shape, 1), UNKNOWN)], 2)
+        lanes = range(before.shape[1])
+        return torch.cat([self.toy.logits(seen[:, i], positions[:, i : i + 1]) for i in lanes], 1)[:, None]
 
     def move(self, source, target):
         self.known[target] = self.known[source]
@@ -125,6 +134,41 @@ def prefix_tables(vocab, length, seed, scale=1.2, shape=None):
     return Chain([scale * torch.randn(vocab**j, vocab, generator=g) for j in range(length)], shape)
 
 
+class Pairs(Chain):
+    """Logits summed over pairs; an UNKNOWN token adds nothing, so rows may be drawn with gaps.
+
+    Attributes:
+        bias: [N, V]. weights: weights[j][i] fp32 [V, V], what token i adds to the logits of position j.
+    """
+
+    def __init__(self, tables, bias, weights, shape):
+        super().__init__(tables, shape)
+        self.bias, self.weights = torch.stack(bias), weights
+
+    def _logits(self, known, positions):
+        n, nothing = self.plan.length, torch.zeros(1, self.vocab)
+        columns = torch.where(known[:, :n] >= 0, known[:, :n], self.vocab)
+        everywhere = self.bias[None].repeat(len(known), 1, 1)
+        for j in range(n):
+            for i, w in enumerate(self.weights[j]):
+                everywhere[:, j] += torch.cat([w, nothing])[columns[:, i]]
+        return everywhere.gather(1, positions[..., None].expand(-1, -1, self.vocab))
+
+
+def pairs_in_rows(vocab=3, shape=(1, 2, 3), seed=7, scale=1.3):
+    """E2 in rows: b_j + sum over i < j of W_ji[x_i], drawn with whatever is known of the x_i."""
+    g, length = torch.Generator().manual_seed(seed), shape[0] * shape[1] * shape[2]
+    tables, biases, weights = [], [], []
+    for j in range(length):
+        biases.append(0.4 * torch.randn(vocab, generator=g))
+        weights.append([scale / length**0.5 * torch.randn(vocab, vocab, generator=g) for _ in range(j)])
+        logits = biases[j].expand(1, -1)
+        for w in weights[j]:
+            logits = (logits[:, None] + w).reshape(-1, vocab)
+        tables.append(logits.contiguous())
+    return Pairs(tables, biases, weights, shape)
+
+
 def pairwise(vocab=4, length=5, seed=7):
     """E2: logits b_j + sum over i < j of W_ji[x_i]."""
     g = torch.Generator().manual_seed(seed)
@@ -143,16 +187,20 @@ def pairwise(vocab=4, length=5, seed=7):
 NEIGHBOURS = {(0, -1): 1.0, (-1, 0): 1.0, (-1, -1): 0.6, (-1, 1): 0.6, (0, -2): 0.4, (-2, 0): 0.4}
 
 
-def grid(side=16, vocab=64, kappa=0.35, seed=0):
-    """Image-like toy: every cell's logits are a sum over six earlier neighbours."""
+def grid(side=16, vocab=64, kappa=0.35, seed=0, neighbours=None):
+    """Image-like toy: every cell's logits are a sum over earlier neighbours, six unless others are given.
+
+    A neighbour that nobody fed adds nothing.
+    """
+    neighbours = neighbours or NEIGHBOURS
     g = torch.Generator().manual_seed(seed)
     embed = torch.randn(vocab, 12, generator=g)
     tables = []
-    for strength in NEIGHBOURS.values():
+    for strength in neighbours.values():
         m = kappa * strength * 3 / 12**0.5 * embed @ torch.randn(vocab, 12, generator=g).t()
         tables.append(torch.cat([m - m.mean(0), torch.zeros(1, vocab)]))  # last row: no neighbour
     tables = torch.stack(tables)
-    steps = torch.tensor(list(NEIGHBOURS))
+    steps = torch.tensor(list(neighbours))
 
     def logits(known, positions):
         r, c = positions // side, positions % side
@@ -160,7 +208,8 @@ def grid(side=16, vocab=64, kappa=0.35, seed=0):
         there = (row >= 0) & (col >= 0) & (col < side)
         where = torch.where(there, row * side + col, 0)
         token = torch.where(there, known.gather(1, where.flatten(1)).view(where.shape), vocab)
-        return sum(tables[o][token[..., o].clamp(min=0)] for o in range(len(steps)))
+        token = torch.where(token >= 0, token, vocab)
+        return sum(tables[o][token[..., o]] for o in range(len(steps)))
 
     return Toy(TokenPlan(1, side, side, vocab), logits)
 

@@ -12,6 +12,7 @@ from .header import label, read_json, reading, some
 
 SAFE_ENDINGS = (".safetensors", ".sft")
 PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".bin")
+PROGRAM_ENDINGS = (".jit",)  # TorchScript: opened by name only, as it is never a whole model
 SETTINGS = ("config.json", "params.json")
 INDEX = re.compile(r".+\.(safetensors|bin)\.index\.json$")
 SHARD = re.compile(r"(?P<stem>.*)(?P<n>\d{5})-of-(?P<total>\d{5})(?P<tail>\.\w+)$")
@@ -23,6 +24,9 @@ KNOWN = (
 )  # fmt: skip
 # What trainers leave beside weights under the same endings.
 TRAINER = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)$")
+# A release's own name for the image tokenizer that people put beside the language model.
+COMPANION = re.compile(r"((mo)?vqgan|vq[_-]ds\d+|(en|de)coder\.|kl-?\d+\.)", re.IGNORECASE)
+COMPANION_FOLDER = re.compile(r"(flan-)?t5-[\w.]+|text_encoder(_\d)?", re.IGNORECASE)  # text encoders
 FOREIGN = (".jit", ".gguf", ".onnx", ".h5", ".msgpack", ".zip")
 PARTIAL = (".part", ".partial", ".incomplete", ".crdownload", ".aria2", ".download", ".tmp")
 
@@ -46,6 +50,11 @@ def is_weight(name):
     """Does this file name (without folders) stand for weights that can be opened?"""
     low = name.lower()
     return low.endswith(SAFE_ENDINGS + PICKLE_ENDINGS) and not low.startswith(".") and not TRAINER.match(low)
+
+
+def without_companions(weights):
+    """The names among `weights` that stand for a model: image tokenizers count only when nothing else is there."""
+    return [name for name in weights if not COMPANION.match(name)] or weights
 
 
 def shard_match(name):
@@ -84,7 +93,8 @@ def pick(path):
 
 
 def _pick_file(path, mode):
-    if not stat.S_ISREG(mode) or not path.name.lower().endswith(SAFE_ENDINGS + PICKLE_ENDINGS):
+    known = SAFE_ENDINGS + PICKLE_ENDINGS + PROGRAM_ENDINGS
+    if not stat.S_ISREG(mode) or not path.name.lower().endswith(known):
         raise UserError(f"{label(path)} is no weight file that can be opened; select a folder or a file "
                         f"ending in {', '.join(SAFE_ENDINGS + PICKLE_ENDINGS)}.")
     folder, name = path.parent, path.name
@@ -140,6 +150,7 @@ def choose(names):
     weights = [name for name in names if is_weight(name)]
     stems = {name.rpartition(".")[0] for name in weights if name.lower().endswith(SAFE_ENDINGS)}
     weights = [n for n in weights if n.lower().endswith(SAFE_ENDINGS) or n.rpartition(".")[0] not in stems]
+    weights = without_companions(weights)
     sets = shard_sets(weights)
     safe = {key: group for key, group in sets.items() if group[0].lower().endswith(SAFE_ENDINGS)}
     if len(safe or sets) == 1:

@@ -12,7 +12,18 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..errors import UserError
-from .files import KNOWN, SETTINGS, choose, is_weight, scan, shard_match, shard_sets, stays_inside
+from .files import (
+    COMPANION_FOLDER,
+    KNOWN,
+    SETTINGS,
+    choose,
+    is_weight,
+    scan,
+    shard_match,
+    shard_sets,
+    stays_inside,
+    without_companions,
+)
 from .header import some
 
 log = logging.getLogger(__name__)
@@ -24,8 +35,8 @@ def list_models(roots):
     """Names of all weight files and model folders below `roots` (paths) -> sorted list of str with slashes.
 
     A folder whose weights belong together is one name, and nothing inside it is listed; files of a folder
-    that only collects models are listed singly. Equal names count once. Never raises: what cannot be read is
-    skipped.
+    that only collects models are listed singly. Image tokenizers beside them and text encoders are left out.
+    Equal names count once. Never raises: what cannot be read is skipped.
     """
     found = {name for root in _usable(roots) for name, listed in _walk(root) if listed}
     return sorted(found, key=lambda name: (name.casefold(), name))
@@ -53,7 +64,7 @@ def _walk(root, prefix="", above=()):
     kind, _ = choose(files)
     start = f"{prefix}/" if prefix else ""
     if prefix and kind in ("index", "shards", "file"):
-        yield prefix, True
+        yield prefix, not COMPANION_FOLDER.fullmatch(prefix.rpartition("/")[2])
         yield from ((start + name, False) for name in files if is_weight(name))
         if kind == "file" and not _has_settings(files):  # a lone file may have whole releases beside it
             for sub in folders:
@@ -64,7 +75,8 @@ def _walk(root, prefix="", above=()):
     unfinished = {name.removesuffix(".aria2") for name in files if name.endswith(".aria2")}
     weights = [name for name in files if is_weight(name) and name not in unfinished]
     later = {name for group in shard_sets(weights).values() for name in group[1:]}
-    yield from ((start + name, name not in later) for name in weights)
+    models = set(without_companions(weights)) - later
+    yield from ((start + name, name in models) for name in weights)
     below = [found for sub in folders for found in _walk(root, start + sub, (*above, real))]
     if prefix and not weights and not below and _has_settings(files):
         below = [(prefix, True)]  # half a model: selectable, so that loading it can say what is missing

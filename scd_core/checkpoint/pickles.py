@@ -75,20 +75,31 @@ def _tensors_of(loaded, path, part):
     return tensors
 
 
+def archive_names(path):
+    """File names (without folders) in the zip archive that a PyTorch file is -> set of str; None when it is none.
+
+    Raises UserError for what is not the real file at all, and for an archive that was cut off.
+    """
+    head, size = first_bytes(path)
+    refuse_text(path, head, size, "a PyTorch file")
+    if not head.startswith(b"PK\x03\x04"):
+        return None
+    try:
+        with reading(path), zipfile.ZipFile(path) as archive:
+            return {name.rpartition("/")[2] for name in archive.namelist()}
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{label(path)} has {size:,} bytes where more are expected: the end of the "
+                        f"archive is missing, so the download or copy was cut off; {AGAIN}.") from error
+
+
 def check_pickle(path):
     """Check that a file is a whole PyTorch file -> True when it is an archive, which can be memory mapped.
 
     Nothing is unpickled here. Raises UserError for empty, cut, renamed, foreign and TorchScript files.
     """
     head, size = first_bytes(path)
-    refuse_text(path, head, size, "a PyTorch file")
-    if head.startswith(b"PK\x03\x04"):
-        try:
-            with reading(path), zipfile.ZipFile(path) as archive:
-                inside = {name.rpartition("/")[2] for name in archive.namelist()}
-        except zipfile.BadZipFile as error:
-            raise UserError(f"{label(path)} has {size:,} bytes where more are expected: the end of the "
-                            f"archive is missing, so the download or copy was cut off; {AGAIN}.") from error
+    inside = archive_names(path)
+    if inside is not None:
         if "constants.pkl" in inside:
             raise UserError(f"{label(path)} ({size:,} bytes) is a TorchScript program where plain weights "
                             "are expected; convert its state dict to safetensors and select that.")

@@ -6,8 +6,18 @@ import torch
 from safetensors import safe_open
 
 from ..errors import UserError
+from .files import PROGRAM_ENDINGS, SAFE_ENDINGS
 from .header import STORED, label, read_header
+from .jit import JitReader
 from .pickles import load_tensors
+
+
+def open_reader(path, part=None):
+    """The reader for a weight file (Path) of any kind; `part`: see `load_tensors`."""
+    name = path.name.lower()
+    if name.endswith(PROGRAM_ENDINGS):
+        return JitReader(path)
+    return SafetensorsReader(path) if name.endswith(SAFE_ENDINGS) else PickleReader(path, part)
 
 
 class SafetensorsReader:

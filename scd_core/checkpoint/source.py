@@ -17,10 +17,10 @@ import torch
 
 from ..errors import UserError
 from .beside import SideFile, accepted, far_folders, matches, own_folders
-from .files import INDEX, SAFE_ENDINGS, SETTINGS, pick
+from .files import INDEX, SETTINGS, pick
 from .header import read_json, some
 from .packed import packed_parts, stored_sides
-from .readers import PickleReader, SafetensorsReader
+from .readers import open_reader
 from .scales import find_scales, is_scale, unscaled
 
 
@@ -41,10 +41,7 @@ class Source:
         self.root = picked.folder
         self.files = tuple(picked.folder / name for name in picked.names)
         self._whole = picked.whole
-        self._readers = {
-            name: SafetensorsReader(file) if name.lower().endswith(SAFE_ENDINGS) else PickleReader(file, part)
-            for name, file in zip(picked.names, self.files)
-        }
+        self._readers = {name: open_reader(file, part) for name, file in zip(picked.names, self.files)}
         self.metadata = {}
         for reader in self._readers.values():
             self.metadata = reader.metadata | self.metadata
@@ -234,6 +231,13 @@ class Source:
             {key.removeprefix(prefix): (name, key) for key, name in self._elsewhere.items() if key.startswith(prefix)}
         )
         return view
+
+    def all_files(self):
+        """Paths of all that was read for this model: weights, settings, side files, and those of its parts."""
+        settings = [self.root / name for name in SETTINGS if (self.root / name).is_file()]
+        sides = [side.path for side in self.sides.values() if side.path is not None]
+        parts = [path for part in self.parts.values() for path in part.all_files()]
+        return tuple(dict.fromkeys((*self.files, *settings, *sides, *parts)))
 
     def release(self):
         """Let go of mapped files as far as no tensor read from them is in use; they are opened again when needed."""

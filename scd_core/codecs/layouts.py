@@ -13,11 +13,12 @@ import torch
 from ..checkpoint import check_keys
 from ..errors import UserError
 from ..models.parts import Ref
-from .conv2d import ConvCodec, ConvCodecConfig
+from .conv2d import ConvCodecConfig
+from .movq3d import COUNTERS, TIME_CONV, MoVQ3dConfig, hub_name
 
 FIRST = "decoder.conv_in.weight"  # every layout has it, and no other network of a release does
 # What trainers leave beside the codec, relative to its prefix.
-USELESS = (r"loss\.", r"(model_)?ema(_\w+)?\.", r"quantize\.codebook_used$")
+USELESS = (r"loss\.", r"(model_)?ema(_\w+)?\.", r"quantize\.codebook_used$", COUNTERS)
 MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}  # VQ-16 numbers the middle
 
 
@@ -67,9 +68,9 @@ def _ignored(prefix, *tails):
 
 
 def _shapes(config):
-    """{name: shape} of a `ConvCodec` of this configuration."""
+    """{name: shape} of the network of this configuration."""
     with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in ConvCodec(config).state_dict().items()}
+        return {name: tuple(t.shape) for name, t in config.network(config).state_dict().items()}
 
 
 class _Reader:
@@ -79,7 +80,8 @@ class _Reader:
         self.source, self.prefix = source, prefix
         self.keys = {key.removeprefix(prefix) for key in source.keys() if key.startswith(prefix)}
         self.vq16 = any(key.startswith("decoder.conv_blocks.") for key in self.keys)
-        self.levels = 1 + self._last(r"decoder\.(?:up|conv_blocks)\.(\d+)\.")
+        self.hub3d = any(key.startswith("decoder.middle_block.") for key in self.keys)  # transformers' Emu3
+        self.levels = 1 + self._last(r"decoder\.(?:up|up_block\.up|conv_blocks)\.(\d+)\.")
         if self.levels == 0:
             raise UserError(f"the image tokenizer at {prefix or 'the top level'} has no decoder levels: it is "
                             "incomplete or of another kind")
@@ -92,6 +94,8 @@ class _Reader:
 
     def file_name(self, name):
         """Our name -> the file's, without prefix."""
+        if self.hub3d:
+            return hub_name(name)
         level = re.match(r"(encoder\.down|decoder\.up)\.(\d+)\.(.*)", name)
         if level:
             stem, number, tail = level[1], int(level[2]), level[3]
@@ -130,15 +134,20 @@ class _Reader:
                 f"decoder.up.{level}.attn.0.norm.norm_layer.weight"
             ):
                 attn.insert(0, level)
-        config = ConvCodecConfig(
+        kind, extra = ConvCodecConfig, dict(extra)
+        if TIME_CONV in self.keys:
+            kind = MoVQ3dConfig
+            extra["time_levels"] = 1 + self._last(r"decoder\.time_conv\.(\d+)\.")
+            extra["time_blocks"] = 1 + self._last(r"decoder\.time_res_stack\.(\d+)\.")
+        config = kind(
             codes=codes,
             code_dim=code_dim,
             z_channels=decoder_in[1],
-            encoder_blocks=1 + self._last(r"encoder\.(?:down|conv_blocks)\.\d+\.(?:block|res)\.(\d+)\."),
-            decoder_blocks=1 + self._last(r"decoder\.(?:up|conv_blocks)\.\d+\.(?:block|res)\.(\d+)\."),
+            encoder_blocks=1 + self._last(r"encoder\.(?:\w+\.)?(?:down|conv_blocks)\.\d+\.(?:block|res)\.(\d+)\."),
+            decoder_blocks=1 + self._last(r"decoder\.(?:\w+\.)?(?:up|conv_blocks)\.\d+\.(?:block|res)\.(\d+)\."),
             attn_levels=tuple(attn),
             spatial_norm=self.has("decoder.norm_out.conv_y.weight"),
-            post_quant=self.has("post_quant_conv.weight"),
+            post_quant=self.has("post_quant_conv.weight") or self.has("post_quant_conv.conv.weight"),
             **extra,
         )
         return self._with_encoder(config, channels) or _scaled(config, math.gcd(*channels), channels, False)

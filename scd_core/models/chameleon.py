@@ -1,25 +1,32 @@
 """Chameleon's architecture (Chameleon team 2024, arXiv 2405.09818): Lumina-mGPT (arXiv 2408.02657) and Anole."""
 
-import math
+import logging
 import re
+from contextlib import suppress
 
 import torch
 
+from ..codecs.layouts import find_codec
 from ..errors import UserError
 from ..plan import TokenPlan
 from ..prompt import Stream
 from .chameleon_network import META, Network, find_layout
-from .chameleon_parts import find_text, find_vq, resolution
+from .chameleon_parts import VQGAN, find_text, resolution
 from .chameleon_text import END, LINE, PICTURE, START, UNIT, TextReader
-from .family import Defaults, Family, Size
+from .codec_parts import find_vq
+from .family import Defaults, Family, Size, nearest
 from .parts import Part, require
 from .rope import rope_1d
 from .transformer import Positions
 
+log = logging.getLogger(__name__)
+
 CELL = 16  # pixels a code where size tokens count in pixels
 LONGEST = 4  # times the shorter side
 TARGETS = (1024, 768, 512)  # Lumina-mGPT's releases: sides of their square picture
-MOVQ = re.compile(r"<MOVQGAN\d+>")  # picture tokens of Lumina-mGPT 2.0
+SECOND = "<MOVQGAN"  # how names of picture tokens begin in Lumina-mGPT 2.0
+SECOND_NAME = "Lumina-mGPT 2.0"
+SECOND_ROWS = 150000  # fewer than its token embedding has, more than Chameleon's
 
 
 def is_chameleon(source):
@@ -38,7 +45,7 @@ def is_anole(source):
     0. What the converter noted in its one file.
     1. Meta's layout is Anole's: Lumina-mGPT was never published in it.
     2. Settings of Lumina-mGPT's own modelling code (the class name with XLLMX, mask_image_logits, z_loss_weight).
-    3. The name of the file or folder: "lumina" or "mgpt", "anole".
+    3. The names that the model goes by: "lumina" or "mgpt", "anole".
     4. An image tokenizer inside the weights is Anole's: Lumina-mGPT was published without.
     """
     config, layout = source.config, find_layout(source)
@@ -48,10 +55,56 @@ def is_anole(source):
         return True
     if "XLLMX" in str(config.get("architectures")) or "mask_image_logits" in config or "z_loss_weight" in config:
         return False
-    names = f"{source.root.name} {source.files[0].name}".lower()
+    names = names_of(source)
     if "anole" in names or "lumina" in names or "mgpt" in names:
         return "anole" in names
     return any(key.startswith("model.vqmodel.") for key in source.keys())
+
+
+def is_second(source):
+    """Lumina-mGPT 2.0, which has this architecture, its own vocabulary and another image tokenizer?
+
+    By what the converter noted, by the names of its picture tokens, by the size of its vocabulary.
+    """
+    layout = find_layout(source)
+    if marks(source).get("family"):
+        return marks(source)["family"] == SECOND_NAME
+    if any(name.startswith(SECOND) for name in source.config.get("vocabulary_map") or ()):
+        return True
+    embed = f"{layout[1]}{layout[0].embed}.weight" if layout else ""
+    return embed in source.keys() and source.shape(embed)[0] > SECOND_ROWS
+
+
+def names_of(source):
+    """Names that a model goes by, in lower case: its folder's, its file's, that of Meta's release folder."""
+    root, layout = source.root, find_layout(source)
+    meta = layout is not None and layout[0] is META and root.parent.name == "models"
+    return f"{root.name} {source.files[0].name} {root.parent.parent.name if meta else ''}".lower()
+
+
+def refuse_plain(source):
+    """Refuse Chameleon itself, which has the vocabulary of pictures and was published unable to draw them.
+
+    Its weights have Anole's names and shapes. Where no name tells, a warning has to do, unless an image tokenizer
+    with a decoder lies inside: in transformers' layout Chameleon was published without one.
+
+    Raises:
+        UserError: the model goes by the name of Chameleon and by no other.
+    """
+    names = names_of(source)
+    told = f"{names} {source.config.get('_name_or_path', '')}".lower()
+    if marks(source).get("family") or "anole" in told or "lumina" in told:
+        return
+    if "chameleon" in names:
+        raise UserError(
+            f"'{source.root}' is called Chameleon, which reads pictures and was published unable to draw them: use "
+            "Anole 7B or Lumina-mGPT, which were trained from it; if this is one of those, name the folder so"
+        )
+    if is_anole(source) and find_codec(source) is None:
+        log.warning(
+            "No name tells whether '%s' is Anole or Chameleon, whose files look alike: it is taken for Anole. If it "
+            "draws noise it is Chameleon, which was published unable to draw.", source.root,
+        )  # fmt: skip
 
 
 class ChameleonFamily(Family):
@@ -64,14 +117,15 @@ class ChameleonFamily(Family):
 
     ignored = (r"rope\.freqs$", r".*rotary_emb\.inv_freq$")
     factor = None  # pixels a code that the image tokenizer must have
+    codec_files = VQGAN
 
     def __init__(self, source):
         self.source = source
-        self._refuse_second()
+        self._refuse_others()
         self.network = Network(source, self.name)
-        self.tokens, tokenizer, text_parts = find_text(source, self.network.rows, self.name)
-        self.base, codes = self.tokens.picture_codes() if self.tokens else (0, None)
-        codec, where, vq_part = find_vq(source, codes, self.factor, self.name)
+        self.tokens, tokenizer, text_parts = self._find_text()
+        self.base, codes = self._picture_codes() if self.tokens else (0, None)
+        codec, where, vq_part = find_vq(source, self.codec_files, codes, self.factor, self.name)
         there = source.root if self.network.there else None
         looked = f"{self.network.embed} in {', '.join(file.name for file in source.files[:3])}"
         self.parts = [Part("language model", there, looked, "the release's weight files"), vq_part, *text_parts]
@@ -82,7 +136,7 @@ class ChameleonFamily(Family):
                 f"{self.name}: {self.tokens.where} numbers picture tokens up to {self.base + codes - 1}, the language "
                 f"model has {self.network.rows} tokens: they belong to different models"
             )
-        self.text = TextReader(tokenizer, self.tokens)
+        self.text = TextReader(tokenizer, self.tokens, self._start())
         self.decoder_config = self.network.config(codes)
         self._refs = {"decoder": self.network.refs(self.decoder_config, self.base)}
         self.codec_config = codec and codec.config
@@ -92,13 +146,18 @@ class ChameleonFamily(Family):
         # an image tokenizer inside that is not used has no decoder, as transformers writes it
         self.ignored += codec.ignored if where is source else (r"model\.vqmodel\.",)
 
-    def _refuse_second(self):
-        names = self.source.config.get("vocabulary_map") or {}
-        if any(map(MOVQ.fullmatch, names)):
-            raise UserError(
-                f"'{self.source.root}' is Lumina-mGPT 2.0, which has another picture vocabulary and image tokenizer: "
-                "this version draws with Lumina-mGPT 7B and 34B (512, 768, 1024) and with Anole"
-            )
+    def _refuse_others(self):
+        refuse_plain(self.source)
+
+    def _find_text(self):
+        return find_text(self.source, self.network.rows, self.name)
+
+    def _picture_codes(self):
+        return self.tokens.picture_codes()
+
+    def _start(self):
+        """Name of the token that every text begins with."""
+        return START
 
     def refs(self, part):
         if part not in self._refs:
@@ -107,7 +166,8 @@ class ChameleonFamily(Family):
 
     def positions(self, decoder, plan, prompt_length, device):
         length = prompt_length + plan.length
-        return Positions(*rope_1d(length, self.decoder_config.head_dim, self.network.theta, device))
+        network = self.network
+        return Positions(*rope_1d(length, self.decoder_config.head_dim, network.theta, device, network.factor))
 
 
 class LuminaFamily(ChameleonFamily):
@@ -120,7 +180,7 @@ class LuminaFamily(ChameleonFamily):
 
     @staticmethod
     def detect(source):
-        return is_chameleon(source) and not is_anole(source)
+        return is_chameleon(source) and not is_second(source) and not is_anole(source)
 
     def __init__(self, source):
         super().__init__(source)
@@ -159,36 +219,23 @@ class LuminaFamily(ChameleonFamily):
 
     def size(self, width=0, height=0, frames=1):
         """As `Family.size`; the sentence tells the rule and the nearest size instead of hundreds of sizes."""
-        try:
+        with suppress(UserError):
             return super().size(width, height, frames)
-        except UserError:
-            asked = (width or height or UNIT, height or width or UNIT)
         if frames != 1:
             raise UserError(f"{self.name} draws pictures, not clips: set frames to 1")
-
-        def distance(size):
-            return abs(math.log(size.width / asked[0])) + abs(math.log(size.height / asked[1]))
-
         raise UserError(
-            f"{self.name} cannot draw {width or 'any'}x{height or 'any'}: sides are multiples of {UNIT} pixels, the "
-            f"area is that of {self.sizes[0]} at most, and no side is over {LONGEST} times the other; the nearest size "
-            f"is {min(self.sizes, key=distance)}"
+            f"{self.name} cannot draw {width or 'any'}x{height or 'any'}: sides are multiples of {UNIT} pixels, "
+            f"{self._rule()}; the nearest size is {nearest(self.sizes, width, height)}"
         )
 
+    def _rule(self):
+        return f"the area is that of {self.sizes[0]} at most, and no side is over {LONGEST} times the other"
+
     def plan(self, size):
-        rows, cols = size.height // CELL, size.width // CELL
-        cells = torch.full((rows, cols + 1), -1)
-        cells[:, :cols] = torch.arange(rows * cols).view(rows, cols)
-        return TokenPlan(
-            frames=1,
-            rows=rows,
-            cols=cols,
-            vocab=self.decoder_config.head_rows,
-            base=self.base,
-            forced=torch.where(cells < 0, self.line, -1).flatten(),
-            cells=cells.flatten(),
-            width=size.width,
-            height=size.height,
+        rows, cols = size.height // self.factor, size.width // self.factor
+        vocab = self.decoder_config.head_rows
+        return TokenPlan.by_lines(
+            rows, cols, self.line, vocab=vocab, base=self.base, width=size.width, height=size.height
         )
 
     def streams(self, prompt, negative, plan):
@@ -212,7 +259,7 @@ class AnoleFamily(ChameleonFamily):
 
     @staticmethod
     def detect(source):
-        return is_chameleon(source) and is_anole(source)
+        return is_chameleon(source) and not is_second(source) and is_anole(source)
 
     def __init__(self, source):
         super().__init__(source)

@@ -8,6 +8,7 @@ import torch
 from ..checkpoint import check_keys
 from ..errors import UserError
 from .parts import Ref
+from .rope_settings import rope_settings
 from .transformer import Decoder, DecoderConfig
 
 
@@ -49,7 +50,6 @@ SETTINGS = {
     "num_attention_heads": "n_heads",
     "num_key_value_heads": "n_kv_heads",
     "rms_norm_eps": "norm_eps",
-    "rope_theta": "rope_theta",
     "swin_norm": "swin_norm",
 }
 
@@ -68,8 +68,8 @@ class Network:
 
     Attributes:
         layout: `Layout`. prefix: of its names. settings: under transformers' names; what is not told is left out.
-        embed: name of the token embedding. there: whether the source holds it, and with it a language model.
-        name: of the model, for messages.
+        theta, factor: of the rotary, see `rope_settings`. embed: name of the token embedding.
+        there: whether the source holds it, and with it a language model. name: of the model, for messages.
 
     Raises:
         UserError: the settings ask for another kind of rotary.
@@ -86,25 +86,14 @@ class Network:
         config = self.source.config
         inner = config.get("model")
         config = inner if isinstance(inner, dict) else config
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise UserError(
-                f"{self.name}: the configuration in '{self.source.root}' asks for a rotary of kind {kind!r}, models of "
-                "this family have the plain one"
-            )
+        self.theta, self.factor = rope_settings(config, self.source.root, self.name)
         found = {ours: config.get(ours, config.get(theirs)) for ours, theirs in SETTINGS.items()}
-        found["rope_theta"] = found["rope_theta"] or rope.get("rope_theta")
         return {name: value for name, value in found.items() if value is not None}
 
     @property
     def rows(self):
         """Rows of the token embedding, 0 without a language model."""
         return self.source.shape(self.embed)[0] if self.there else 0
-
-    @property
-    def theta(self):
-        return float(self.settings.get("rope_theta", 10000.0))
 
     def key(self, name):
         """Name inside the network -> name in the file."""

@@ -6,28 +6,28 @@ people have from Meta's release, from a safetensors conversion or inside of an A
 
 import re
 
-from ..checkpoint import check_keys
-from ..codecs.layouts import codec_layout, find_codec
 from ..errors import UserError
 from .chameleon_text import CODE, TokenMap
+from .codec_parts import CodecFiles, around
 from .parts import Part
 from .tokenizer import HubTokenizer
 
 TOKENIZERS = ("tokenizer.json", "text_tokenizer.json")
-CODECS = (
-    *(f"vqgan.{ending}" for ending in ("safetensors", "sft", "ckpt", "pt", "pth")),
-    "*[Vv][Qq]*.safetensors",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "*[Aa]nole*.safetensors",
-)
 ENOUGH = 0.9  # share of equal names at which a tokenizer and a token map are of one family
 GET_TEXT = "tokenizer.json of Alpha-VLLM/Lumina-mGPT-7B-768, or text_tokenizer.json of GAIR/Anole-7b-v0.1"
-GET_CODEC = "vqgan.ckpt and vqgan.yaml in the folder tokenizer of GAIR/Anole-7b-v0.1"
-
-
-def around(source):
-    return f"in '{source.root}' and the folders around it"
+VQGAN = CodecFiles(
+    names=(
+        *(f"vqgan.{ending}" for ending in ("safetensors", "sft", "ckpt", "pt", "pth")),
+        "*[Vv][Qq]*.safetensors",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "*[Aa]nole*.safetensors",
+    ),
+    mark="vq",
+    foreign="movq",
+    looked="vqgan.ckpt, vqgan.safetensors or an Anole folder",
+    get="vqgan.ckpt and vqgan.yaml in the folder tokenizer of GAIR/Anole-7b-v0.1",
+)
 
 
 def find_text(source, rows, name):
@@ -86,63 +86,6 @@ def _same_words(side, tokens, share, name):
             f"take {GET_TEXT}"
         )
     return False
-
-
-def find_vq(source, codes, factor, name):
-    """Image tokenizer of a model: in its own weights, beside them or around them.
-
-    Args:
-        codes: picture codes of the vocabulary, None: unknown. factor: pixels a code must stand for, None: any.
-
-    Returns:
-        (`CodecLayout` or None, the `Source` it is in, `Part`).
-
-    Raises:
-        UserError: a file of the model's own does not fit, or holds tensors that nothing uses.
-    """
-
-    def fits(found):
-        if find_codec(found) is not None:
-            _fitting(found, codes, factor, name)
-            return True
-        # a folder's other weights are of no interest, a file that says it is one is
-        if re.search("vq", found.files[0].name, re.IGNORECASE):
-            raise UserError(f"{name}: '{found.files[0]}' holds no image tokenizer that can draw; take {GET_CODEC}")
-        return False
-
-    inside = find_codec(source) is not None
-    found = source if inside else source.part("vq", *CODECS, fits=fits)
-    looked = f"vqgan.ckpt, vqgan.safetensors or an Anole folder {around(source)}"
-    part = Part("image tokenizer", found and found.files[-1], looked, GET_CODEC)
-    if found is None:
-        return None, None, part
-    layout, prefix = _fitting(found, codes, factor, name), find_codec(found)
-    if not inside:
-        used = {ref.key for ref in layout.refs.values()}
-        extra = [key for key in found.keys() if key.startswith(prefix) and key not in used]
-        check_keys(extra, (), layout.ignored, f"the image tokenizer '{found.files[-1]}'")
-    return layout, found, part
-
-
-def _fitting(found, codes, factor, name):
-    """`CodecLayout` of a codec that speaks the vocabulary's codes at the size of picture that its tokens stand for.
-
-    Raises:
-        UserError: it does not, or is incomplete.
-    """
-    where, prefix = f"{name}: the image tokenizer in '{found.files[-1]}'", find_codec(found)
-    has = found.shape(prefix + "quantize.embedding.weight")[0]
-    if codes is not None and has != codes:
-        raise UserError(
-            f"{where} has {has} codes, the token map names {codes}: they belong to different models; take {GET_CODEC}"
-        )
-    layout = codec_layout(found, prefix)
-    if factor is not None and layout.config.factor != factor:
-        raise UserError(
-            f"{where} draws {layout.config.factor} pixels a code, the size tokens count on {factor}: it belongs to "
-            f"another model; take {GET_CODEC}"
-        )
-    return layout
 
 
 def resolution(source, codec):

@@ -80,11 +80,11 @@ class TextReader:
     """What Text Encode uses: the words are kept, since sizes and separators join them when the size is known.
 
     Args:
-        tokenizer: `HubTokenizer`. tokens: `TokenMap`.
+        tokenizer: `HubTokenizer`. tokens: `TokenMap`. start: name of the token that a text begins with.
     """
 
-    def __init__(self, tokenizer, tokens):
-        self.tokenizer, self.tokens = tokenizer, tokens
+    def __init__(self, tokenizer, tokens, start=START):
+        self.tokenizer, self.tokens, self.start = tokenizer, tokens, start
 
     def encode(self, text):
         """Text -> `Prompt`."""
@@ -92,4 +92,4 @@ class TextReader:
 
     def ids(self, text):
         """Start token, the text, end of turn: list of ids."""
-        return [self.tokens[START], *self.tokenizer.ids(text), self.tokens[TURN]]
+        return [self.tokens[self.start], *self.tokenizer.ids(text), self.tokens[TURN]]

@@ -1,5 +1,6 @@
 """What a model family is: a description of configuration, keys, prompts, grids, guidance and defaults."""
 
+import math
 from dataclasses import dataclass
 
 from ..errors import UserError
@@ -27,6 +28,12 @@ class Size:
         return f"{self.width}x{self.height}" + (f", {self.frames} frames" if self.frames > 1 else "")
 
 
+def nearest(sizes, width, height):
+    """The size nearest to a wish in both sides; 0 leaves a side open."""
+    asked = (width or height or 1, height or width or 1)
+    return min(sizes, key=lambda s: abs(math.log(s.width / asked[0])) + abs(math.log(s.height / asked[1])))
+
+
 class Family:
     """Base of all families. Subclasses fill in the blanks; none touches the transformer's code."""
 
@@ -37,7 +44,13 @@ class Family:
     ending = ()  # token ids that the format puts behind the plan's; nobody needs to draw them
     marks = {}  # what was concluded from names of files or folders; a one-file form keeps it as config["scd"]
     text = None  # encoder: .encode(text) -> Prompt
+    source = None  # `Source` of the weights, where it is another view of the file than the one that was detected
+    continuous = False  # its tokens are vectors, drawn by a road of their own (see continuous/)
+    auto_dtype = None  # dtype that "auto" stands for; None: what suits the device
+    reads = None  # `FeatureReader`: text features from elsewhere that it takes for words; None: it reads words alone
     frame_rate = 8  # frames a second of its clips
+    contexts = ()  # numbers of frames that it was trained to go on from; (): any that its codec can hold
+    encoder_file = "the complete image tokenizer"  # what a codec without an encoder lacks, for messages
     guidance = "logits"  # what the guidance formula mixes: "logits" or "logprobs" (SimpleAR)
     defaults = Defaults()
     sizes = ()  # `Size`s in order of preference; the first still and the first clip are the defaults

@@ -18,6 +18,7 @@ from ..prompt import Prompt, Stream
 from .family import Defaults, Family, Size
 from .parts import Part, Ref, require
 from .rope import rope_1d
+from .rope_settings import rope_settings
 from .tokenizer import HubTokenizer
 from .transformer import Decoder, DecoderConfig, Positions
 
@@ -117,6 +118,7 @@ class JanusFamily(Family):
         codec = codec_layout(source, self.lead + self.layout.codec, l2_codebook=True)
         self.codec_config, self._codec = codec.config, codec.refs
         self.decoder_config = self._read_decoder_config()
+        self._rope = rope_settings(source.config.get(self.layout.settings) or {}, source.root, self.title)
         self.ignored = (*USELESS, *codec.ignored, re.escape(self.lead) + r"(vision_model|aligner)\.")
         self.text = JanusText(self._tokenizer, self._read_roles())
         self.grid = self._read_grid()
@@ -277,9 +279,8 @@ class JanusFamily(Family):
         return Stream(ids=ids), Stream(ids=other)
 
     def positions(self, decoder, plan, prompt_length, device):
-        told = self.settings.get(self.layout.settings) or {}
-        theta = told.get("rope_theta") or (told.get("rope_parameters") or {}).get("rope_theta") or 10000.0
-        return Positions(*rope_1d(prompt_length + plan.length, decoder.cfg.head_dim, theta, device))
+        theta, factor = self._rope
+        return Positions(*rope_1d(prompt_length + plan.length, decoder.cfg.head_dim, theta, device, factor))
 
 
 def _is_flow(source):

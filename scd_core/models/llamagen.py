@@ -1,13 +1,8 @@
-"""LlamaGen (Sun et al. 2024, arXiv 2406.06525): class or text to picture, raster tokens under a 2-D rotary.
-
-Two layouts of the same network: the release's .pt (fused wqkv) and the transformers-style safetensors of the
-conversions (Llama's names). Both rotate adjacent pairs, whatever their names suggest.
-"""
+"""LlamaGen (Sun et al. 2024, arXiv 2406.06525): class or text to picture, raster tokens under a 2-D rotary."""
 
 import logging
 import math
 import re
-from dataclasses import dataclass
 
 import torch
 
@@ -16,8 +11,10 @@ from ..codecs.layouts import codec_layout, find_codec
 from ..errors import UserError
 from ..plan import TokenPlan
 from ..prompt import Stream
+from ..text_features import FeatureReader
 from .family import Defaults, Family, Size
 from .imagenet import ClassEncoder
+from .llamagen_layouts import CAPTION, CLASS, FUSED, NATIVE, find_layout
 from .parts import Part, Ref, require
 from .rope import rope_2d_grid
 from .t5 import T5Text, t5_refs
@@ -32,71 +29,11 @@ LARGEST = 64  # tokens a side
 ENDINGS = ("safetensors", "pt", "pth", "ckpt", "bin")
 T5_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 T5_FOLDERS = ("flan-t5-xl", "text_encoder")
-FUSED = "attention.wqkv.weight"
 RELEASE = "github.com/FoundationVision/LlamaGen lists the downloads"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Names of one layout; `layer` stands behind "layers.N.", the rest behind the prefix.
-
-    Attributes:
-        mark: a name that this layout alone has. head: may lie outside of the prefix. eps: without a configuration.
-    """
-
-    mark: str
-    embed: str
-    head: str
-    layer: dict
-    eps: float
-
-
-NATIVE = Layout(
-    mark=f"layers.0.{FUSED}",
-    embed="tok_embeddings.weight",
-    head="output.weight",
-    layer={
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.o_proj": "attention.wo",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.up_proj": "feed_forward.w3",
-        "mlp.down_proj": "feed_forward.w2",
-    },
-    eps=1e-5,
+FEATURES = (
+    "it was trained on those of flan-t5-xl, so take a loader that knows this encoder, or put its folder beside the "
+    "model, disconnect conditioning and write the prompt into the text box"
 )
-LLAMA = Layout(
-    mark="layers.0.self_attn.q_proj.weight",
-    embed="embed_tokens.weight",
-    head="lm_head.weight",
-    layer={
-        name: name
-        for name in (
-            "input_layernorm",
-            "post_attention_layernorm",
-            *(f"self_attn.{p}_proj" for p in "qkvo"),
-            *(f"mlp.{p}_proj" for p in ("gate", "up", "down")),
-        )
-    },
-    eps=1e-6,
-)
-CLASS = {"class_table.weight": "cls_embedding.embedding_table.weight"}
-CAPTION = {
-    "caption_in.weight": "cls_embedding.cap_proj.fc1.weight",
-    "caption_out.weight": "cls_embedding.cap_proj.fc2.weight",
-    "uncond": "cls_embedding.uncond_embedding",
-}
-
-
-def find_layout(source):
-    """(`Layout`, prefix of its names) of a `Source`, or None when it is no LlamaGen."""
-    for layout in (NATIVE, LLAMA):
-        for key in source.keys():
-            if key.endswith(layout.mark):
-                prefix = key.removesuffix(layout.mark)
-                inputs = (CLASS["class_table.weight"], CAPTION["uncond"])
-                return (layout, prefix) if any(prefix + name in source.keys() for name in inputs) else None
-    return None
 
 
 class LlamaGenFamily(Family):
@@ -270,6 +207,7 @@ class LlamaGenFamily(Family):
         found = self.source.part("t5", *names, fits=self._t5_fits)
         self.networks = (*self.networks, "text")
         self.text = T5Text(found, self.condition, self._no_text)
+        self.reads = FeatureReader(self.decoder_config.embed_args[0], self.condition, FEATURES)
 
     def _t5_fits(self, source):
         width, wanted = source.config.get("d_model"), self.decoder_config.embed_args[0]
@@ -284,7 +222,10 @@ class LlamaGenFamily(Family):
 
     def _no_text(self):
         looked = f"a folder {' or '.join(T5_FOLDERS)} in '{self.source.root}' and the folders around it"
-        get = "google/flan-t5-xl: config.json, tokenizer.json and the safetensors files"
+        get = (
+            "google/flan-t5-xl: config.json, tokenizer.json and the safetensors files; or connect its text features "
+            "to conditioning of Text Encode"
+        )
         require([*self.parts, Part("text encoder", None, looked, get)], self.name)
 
     def refs(self, part):

@@ -18,10 +18,10 @@ def _table(angles):
     return angles.cos(), angles.sin()
 
 
-def rope_1d(length, dim, theta=10000.0, device=None):
-    """Positions 0 .. length-1 along the sequence: [length, dim/2]."""
+def rope_1d(length, dim, theta=10000.0, device=None, factor=1.0):
+    """Positions 0 .. length-1 along the sequence, divided by `factor` (linear scaling): [length, dim/2]."""
     steps = torch.arange(length, dtype=torch.float32, device=device)
-    return _table(steps[:, None] * _frequencies(dim, theta, device))
+    return _table(steps[:, None] * (_frequencies(dim, theta, device) / factor))
 
 
 def rope_2d_grid(rows, cols, dim, condition, theta=10000.0, device=None):
@@ -46,13 +46,8 @@ def yarn_scaled(freqs, length, scale, beta_fast, beta_slow):
     return freqs * ((1 - keep) / scale + keep)
 
 
-def rope_3d_grid(frames, rows, cols, dim, theta=5e5, yarn=None, start_token=False, device=None):
-    """Cosmos: the pairs are shared out among time, row and column, in that order.
-
-    Args:
-        yarn: None or dict(shape=(T, H, W) seen in training, scale, beta_fast, beta_slow).
-        start_token: a leading token with zero angles (the identity rotation) shifts all others by one.
-    """
+def angles_3d_grid(frames, rows, cols, dim, theta=5e5, yarn=None, start_token=False, device=None):
+    """Angles [S, dim/2], fp32, of `rope_3d_grid`, which says what the arguments are."""
     dim_h = dim_w = dim // 6 * 2
     parts = [dim - dim_h - dim_w, dim_h, dim_w]
     sizes = (frames, rows, cols)
@@ -68,7 +63,17 @@ def rope_3d_grid(frames, rows, cols, dim, theta=5e5, yarn=None, start_token=Fals
     angles = torch.cat(angles, dim=1)
     if start_token:
         angles = torch.cat([angles.new_zeros(1, angles.shape[1]), angles])
-    return _table(angles)
+    return angles
+
+
+def rope_3d_grid(frames, rows, cols, dim, theta=5e5, yarn=None, start_token=False, device=None):
+    """Cosmos: the pairs are shared out among time, row and column, in that order.
+
+    Args:
+        yarn: None or dict(shape=(T, H, W) seen in training, scale, beta_fast, beta_slow).
+        start_token: a leading token with zero angles (the identity rotation) shifts all others by one.
+    """
+    return _table(angles_3d_grid(frames, rows, cols, dim, theta, yarn, start_token, device))
 
 
 def rope_sections(positions, dim, sections, theta=10000.0):

@@ -241,10 +241,11 @@ class T5Text:
     Args:
         source: `Source` of a hub folder, or None: then `missing` is called when a text is to be read.
         tokens: prompt tokens that the model reads. missing: raises a UserError that says what is missing.
+        as_written: the model was trained on texts as they were; else on captions in lower case with single spaces.
     """
 
-    def __init__(self, source, tokens, missing):
-        self.source, self.tokens, self.missing = source, tokens, missing
+    def __init__(self, source, tokens, missing, as_written=False):
+        self.source, self.tokens, self.missing, self.as_written = source, tokens, missing, as_written
         # asked for at once, so that it counts as a part of the model
         self.side = source and source.side("tokenizer.json", "spiece.model")
 
@@ -259,8 +260,7 @@ class T5Text:
 
     def ids(self, text):
         """(token ids with the end token, number of tokens left out)."""
-        # the models were trained on captions in lower case with single spaces
-        ids = self.tokenizer.ids(" ".join(text.lower().split()))
+        ids = self.tokenizer.ids(text if self.as_written else " ".join(text.lower().split()))
         kept = ids[: self.tokens - 1]
         return [*kept, self.tokenizer.id(END)], len(ids) - len(kept)
 

@@ -18,22 +18,26 @@ class HubTokenizer:
     """
 
     def __init__(self, file):
-        from tokenizers import Tokenizer  # the host has it; imported late because it starts threads
-
         side = file if isinstance(file, SideFile) else SideFile(Path(file).name, str(file), Path(file))
         self.where = side.where
-        try:
-            self.tokenizer = Tokenizer.from_str(side.text())
-        except UserError:
-            raise
-        except Exception as error:  # the library raises bare Exceptions
-            raise UserError(
-                f"{self.where} is no tokenizer file ({error}): download it again from the model's page"
-            ) from error
+        self.tokenizer = self._load(side)
         added = self.tokenizer.get_added_tokens_decoder().values()
         # plain letters and runs of spaces may be added tokens too: those are text
         names = (t.content for t in added if t.special or re.fullmatch(r"<.+>", t.content))
         self.special = sorted(names, key=len, reverse=True)
+
+    def _load(self, side):
+        """The library's tokenizer."""
+        from tokenizers import Tokenizer  # the host has it; imported late because it starts threads
+
+        try:
+            return Tokenizer.from_str(side.text())
+        except UserError:
+            raise
+        except Exception as error:  # the library raises bare Exceptions
+            raise UserError(
+                f"{side.where} is no tokenizer file ({error}): download it again from the model's page"
+            ) from error
 
     def ids(self, text):
         """Text -> list of token ids; nothing is added, and the names of special tokens count as plain text."""

@@ -1,6 +1,11 @@
-"""Frames to clips and back: MP4 and WebM through PyAV, GIF, WebP and PNG through Pillow."""
+"""Frames to clips and back: MP4, WebM and MOV through PyAV; GIF, WebP and PNG through Pillow."""
 
-from .clip import read_video, write_frames
-from .formats import DEFAULT_QUALITY, FORMATS
+from .clip import still_path, write_frames
+from .encoders import check_encoders, working_formats
+from .formats import DEFAULT_QUALITY, FORMATS, check_settings, find_format, frame_rate
+from .read import read_video
 
-__all__ = ["DEFAULT_QUALITY", "FORMATS", "read_video", "write_frames"]
+__all__ = [
+    "DEFAULT_QUALITY", "FORMATS", "check_encoders", "check_settings", "find_format", "frame_rate", "read_video",
+    "still_path", "working_formats", "write_frames",
+]

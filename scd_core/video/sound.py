@@ -10,15 +10,17 @@ from .formats import FORMATS
 
 log = logging.getLogger(__name__)
 
-OUT_RATE = 48_000  # both AAC and Opus take it, and Opus knows no 44.1 kHz
+OUT_RATE = 48_000  # editors expect it, and Opus knows no 44.1 kHz
+HALF_RANGE = {torch.uint8: 2**7, torch.int16: 2**15, torch.int32: 2**31}
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
 
 
 def check_sound(audio, name):
     """Return (float32 array [C,S] clipped to -1..1, sample rate) from the host's AUDIO for format `name`.
 
-    Raises UserError when the format carries no sound, or the dictionary is not one finite sound
-    {"waveform": float [1,C,S], "sample_rate": Hz} with 1, 2, 6 or 8 channels.
+    Samples may be floats in -1..1, or whole numbers over the full range of uint8, int16 or int32. Raises
+    UserError when the format carries no sound, or the dictionary is not one finite sound
+    {"waveform": [1,C,S], "sample_rate": Hz} with 1, 2, 6 or 8 channels.
     """
     if not FORMATS[name].audio_codec:
         able = ", ".join(other for other, spec in FORMATS.items() if spec.audio_codec)
@@ -29,7 +31,8 @@ def check_sound(audio, name):
         raise UserError(
             'Audio must hold "waveform" and "sample_rate", the way a Load Audio node gives it.'
         ) from error
-    if waveform.ndim != 3 or waveform.shape[0] != 1 or not waveform.is_floating_point():
+    known = waveform.is_floating_point() or waveform.dtype in HALF_RANGE
+    if waveform.ndim != 3 or waveform.shape[0] != 1 or not known:
         raise UserError(
             f"Audio has shape {list(waveform.shape)} and type {waveform.dtype}; expected one sound as floats "
             f"[1, channels, samples]: pick one out of the batch first."
@@ -38,7 +41,8 @@ def check_sound(audio, name):
         raise UserError(f"Audio has {waveform.shape[1]} channels; expected 1, 2, 6 or 8: mix it first.")
     if not 1000 <= rate <= 768_000:
         raise UserError(f"Audio sample rate is {rate} Hz; expected 1000 to 768000.")
-    waveform = waveform[0].float().cpu()
+    middle, half = 128 if waveform.dtype == torch.uint8 else 0, HALF_RANGE.get(waveform.dtype, 1)
+    waveform = (waveform[0].cpu().float() - middle) / half
     if not torch.isfinite(waveform).all():
         raise UserError("Audio holds NaN or Inf samples; look at the step that made it, nothing was written.")
     return waveform.clamp(-1, 1).numpy(), rate
@@ -53,7 +57,8 @@ class SoundTrack:
         self.layout = LAYOUTS[self.waveform.shape[0]]
         self.out_layout = "mono" if self.layout == "mono" else "stereo"
         self.stream = container.add_stream(spec.audio_codec, rate=OUT_RATE, layout=self.out_layout)
-        self.stream.bit_rate = spec.audio_bit_rate
+        if spec.audio_bit_rate:  # PCM has none to choose
+            self.stream.bit_rate = spec.audio_bit_rate
         self.resampler = av.AudioResampler(format="fltp", layout=self.out_layout, rate=OUT_RATE)
         self.fifo = av.AudioFifo()
         self.read = self.written = 0

@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import host_api  # noqa: E402
+from scd_tests.host.miniatures import fitted, place  # noqa: E402
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "msedge")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--use-gl=swiftshader", "--disable-quic", "--no-first-run",
@@ -52,7 +53,7 @@ class PackHost(host_api.Host):
 
     def prompt(self, name, **sampler_inputs):
         """The API prompt of a shipped workflow, with some inputs of its (first) sampler replaced."""
-        prompt = host_api.to_api(self.workflow(name), self.object_info)
+        prompt = fitted(host_api.to_api(self.workflow(name), self.object_info))
         prompt[self.sampler(prompt)]["inputs"].update(sampler_inputs)
         return prompt
 
@@ -80,6 +81,7 @@ def host(tmp_path_factory):
     if importlib.util.find_spec("aiohttp") is None:
         missing("aiohttp is not installed: run make venv", "SCD_REQUIRE_HOST")
     base = tmp_path_factory.mktemp("comfy")
+    place(base / "models" / "ar_models")
     with host_api.running_host(base, device="cpu") as running:
         yield PackHost(running.base_url, base)
 

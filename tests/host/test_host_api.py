@@ -6,14 +6,17 @@ import threading
 
 import numpy as np
 import pytest
-from host_api import ROOT, HostError, problems, to_api
+from host_api import ROOT, HostError, problems
 from PIL import Image
 from workflow_json import input_specs
 
 pytestmark = pytest.mark.host
 
 PACK = "speculative-coupled-decoding"
-NODES = ("SCD_LoadARModel", "SCD_TextEncode", "SCD_Sampler", "SCD_VQDecode", "SCD_VideoCombine")
+NODES = (
+    "SCD_LoadARModel", "SCD_TextEncode", "SCD_Sampler", "SCD_VQDecode", "SCD_VQEncode", "SCD_VideoCombine",
+    "SCD_ContinuousSampler",
+)  # fmt: skip
 PICTURE, CLIP = "SCD text to image", "SCD text to video"
 WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 
@@ -82,8 +85,7 @@ def test_workflow_fits_the_nodes_and_is_offered_with_a_thumbnail(host, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflow_runs_and_draws_something(host, name):
-    workflow = host.workflow(name)
-    result = succeeded(host.run(to_api(workflow, host.object_info), workflow=workflow))
+    result = succeeded(host.run(host.prompt(name), workflow=host.workflow(name)))
     assert result.files()
     for picture in host.pictures(result):
         assert picture.std() > 5

@@ -13,7 +13,8 @@ from workflow_json import input_specs
 pytestmark = pytest.mark.host
 
 HERE = pathlib.Path(__file__).parent
-FILES = [HERE / f"checks_{name}.py" for name in ("loading", "drawing", "output")]
+KINDS = ("loading", "drawing", "output", "encode", "clips", "models", "compare", "continuous")
+FILES = [HERE / f"checks_{name}.py" for name in KINDS]
 CHECKS = [name for file in FILES for name in re.findall(r"(?m)^def (check_\w+)", file.read_text(encoding="utf-8"))]
 
 # Saved graphs hold values by place. Appending to a list is fine; any other change breaks what people saved.
@@ -25,17 +26,33 @@ REQUIRED = {
         "frames", "batch_size", "draft_start", "preview", "memory",
     ],
     "SCD_VQDecode": ["tokens", "vq"],
+    "SCD_VQEncode": ["vq", "image", "images_are", "width", "height", "fit", "redraw", "frames", "frames_from"],
     "SCD_VideoCombine": [
         "images", "frame_rate", "loop_count", "filename_prefix", "format", "pingpong", "save_output", "quality",
     ],
 }
-OPTIONAL = {"SCD_Sampler": ["negative", "kept"], "SCD_VideoCombine": ["audio"]}
+REQUIRED["SCD_Compare"] = [
+    "model", "positive", "methods", "seed", "window", "temperature", "top_k", "top_p", "cfg", "width", "height",
+    "frames",
+]
+REQUIRED["SCD_ContinuousSampler"] = [
+    "model", "positive", "mode", "seed", "gamma", "prefill", "tau", "steps", "diffusion_steps", "temperature", "cfg",
+    "batch_size",
+]
+OPTIONAL = {
+    "SCD_TextEncode": ["conditioning"], "SCD_Sampler": ["negative", "kept", "tree_nodes", "relax", "relax_budget", "row_context", "rounds"],
+    "SCD_Compare": ["negative"], "SCD_VideoCombine": ["audio"],
+    "SCD_VQEncode": ["mask"], "SCD_ContinuousSampler": ["draft_model"],
+}
 OUTPUTS = {
     "SCD_LoadARModel": ["SCD_MODEL", "SCD_TEXT", "SCD_VQ"],
     "SCD_TextEncode": ["SCD_PROMPT"],
     "SCD_Sampler": ["SCD_TOKENS", "STRING", "IMAGE"],
     "SCD_VQDecode": ["IMAGE"],
+    "SCD_VQEncode": ["SCD_TOKENS", "IMAGE", "MASK"],
     "SCD_VideoCombine": ["VIDEO"],
+    "SCD_Compare": ["IMAGE", "IMAGE", "STRING"],
+    "SCD_ContinuousSampler": ["SCD_LATENTS", "STRING"],
 }
 
 

@@ -1,0 +1,1 @@
+"""Continuous autoregression: MAR, which draws vectors with a diffusion head, and its speculative sampler."""
