@@ -11,7 +11,7 @@ def text_to_image(graph):
                "many fewer passes they were drawn, the map where the model had to look more often.",
                (20, 230), (330, 230))
     graph.group("Draw", 810, 0, 390, 860)
-    graph.add("draw", "SCD_Sampler", (830, 50), (350, 780), wires=sampler_wires(), seed=1)
+    graph.add("draw", "SCD_Sampler", (830, 50), (350, 780), wires=sampler_wires(), seed=7)
     graph.group("Picture", 1230, 0, 770, 480)
     graph.add("decode", "SCD_VQDecode", (1250, 50), (300, 60), wires={"tokens": ("draw", 0), "vq": ("load", 2)})
     graph.add("scale", "ImageScale", (1250, 170), (300, 170), "Enlarge", wires={"image": ("decode", 0)},
@@ -24,13 +24,13 @@ def text_to_image(graph):
 
 @workflow("SCD text to video")
 def text_to_video(graph):
-    road(graph, "red car moving right on sand")
+    road(graph, "rocket moving up on night")
     graph.note("Eight frames, drawn as one sequence of tokens and enlarged; each frame is first guessed from the one "
                "before it, so a clip needs even fewer passes than a picture.\n\nVideo Combine writes the file and "
                "plays it; drop the file on the canvas to get this graph back.",
                (20, 230), (330, 230))
     graph.group("Draw", 810, 0, 390, 860)
-    graph.add("draw", "SCD_Sampler", (830, 50), (350, 780), wires=sampler_wires(), seed=1, frames=8)
+    graph.add("draw", "SCD_Sampler", (830, 50), (350, 780), wires=sampler_wires(), seed=7, frames=8)
     graph.group("Clip", 1230, 0, 770, 720)
     graph.add("decode", "SCD_VQDecode", (1250, 50), (300, 60), wires={"tokens": ("draw", 0), "vq": ("load", 2)})
     graph.add("scale", "ImageScale", (1250, 170), (300, 170), "Enlarge", wires={"image": ("decode", 0)},
@@ -42,7 +42,7 @@ def text_to_video(graph):
 
 @workflow("SCD compare methods")
 def compare_methods(graph):
-    road(graph, "owl on tree", weight_dtype="fp32")
+    road(graph, "lion on sand", weight_dtype="fp32")
     graph.note("Both samplers get the same prompt and seed, in fp32: **autoregressive** takes a pass for every token, "
                "**seed-exact** far fewer, and both draw the same tokens (compare the sha256 in the reports).\n\n"
                "Change the method of the second one to see the others: equally lawful, but other pictures.",
@@ -72,9 +72,9 @@ def compare_all(graph):
                "rejects. All others are exact.",
                (20, 230), (330, 230))
     graph.group("Compare", 810, 0, 390, 620)
-    graph.add("compare", "SCD_Compare", (830, 50), (350, 540), seed=1, window=64,
+    graph.add("compare", "SCD_Compare", (830, 50), (350, 540), seed=7, window=64,
               methods="autoregressive, sjd, scd-maximal, scd-gumbel, seed-exact, csd",
-              wires={"model": ("load", 0), "positive": ("encode", 0)})
+              wires=sampler_wires())
     graph.group("Result", 1230, 0, 1300, 860)
     graph.add("pictures", "PreviewImage", (1250, 50), (620, 780), "Pictures", wires={"images": ("compare", 0)})
     graph.add("plot", "PreviewImage", (1890, 50), (620, 400), "Plot", wires={"images": ("compare", 1)})

@@ -36,7 +36,7 @@ def shown(graph, name, title, at, image, side=512):
 
 @workflow("SCD image completion")
 def image_completion(graph):
-    road(graph, "panda on grass")
+    road(graph, "lion on sand")
     graph.note("The first sampler draws a picture. **VQ Encode** keeps the tokens of its upper half, and the second "
                "sampler draws the lower half anew, four times: kept tokens cost no pass and do not change.\n\n" + OWN,
                (20, 230), (330, 230))
@@ -54,7 +54,7 @@ def image_completion(graph):
 
 @workflow("SCD inpaint by tokens")
 def inpaint(graph):
-    road(graph, "owl on grass")
+    road(graph, "tiger on grass")
     graph.note("A mask says what is drawn anew (white), the second prompt what it shall become. A token goes as soon "
                "as one of its pixels is masked.\n\nThe model looks at what is above and to the left, never at what "
                "comes later: a part that reaches down to the lower edge joins best.\n\n" + OWN +
@@ -81,7 +81,7 @@ def inpaint(graph):
 
 @workflow("SCD continue a clip")
 def continue_a_clip(graph):
-    road(graph, "panda growing on grass")
+    road(graph, "balloon moving up on sky")
     graph.note("The first sampler draws eight frames. **VQ Encode** takes the last three of them as the first frames "
                "of a second clip, and the second sampler draws on from there; the file holds both.\n\nFor a clip of "
                "your own, put the frames of **Load Video** in the place of the nodes in the first frame.",

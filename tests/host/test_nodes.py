@@ -40,7 +40,8 @@ REQUIRED["SCD_ContinuousSampler"] = [
     "batch_size",
 ]
 OPTIONAL = {
-    "SCD_TextEncode": ["conditioning"], "SCD_Sampler": ["negative", "kept", "tree_nodes", "relax", "relax_budget", "row_context", "rounds"],
+    "SCD_TextEncode": ["conditioning"],
+    "SCD_Sampler": ["negative", "kept", "tree_nodes", "relax", "relax_budget", "row_context", "rounds"],
     "SCD_Compare": ["negative"], "SCD_VideoCombine": ["audio"],
     "SCD_VQEncode": ["mask"], "SCD_ContinuousSampler": ["draft_model"],
 }
