@@ -50,7 +50,8 @@ comfyui: $(HOST_READY)
 	if [ "$$(uname)" = Darwin ] || [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ]; then $(PYTHON) -m webbrowser "$$url"; fi
 
 test: lint $(HOST_READY)
-	$(PY) -m pytest tests
+	@status=0; OMP_NUM_THREADS=1 $(PY) -m pytest tests --ignore=tests/host -n auto || status=1; \
+	$(PY) -m pytest tests/host && exit $$status
 
 lint: $(VENV)/.ready
 	$(PY) -m ruff check .

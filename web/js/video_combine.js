@@ -8,7 +8,7 @@ import { app } from "../../../scripts/app.js";
 const NODE = "SCD_VideoCombine";
 const PAGE_PLAYERS = ["video-preview", "$$comfy_animation_preview", "$$canvas-image-preview"];
 const NOTE = "scd-note";
-const NOTE_HEIGHT = 36;
+const NOTE_HEIGHT = 64; // three lines within the margins
 
 const ends = (image, ...endings) => endings.some((ending) => image.filename?.toLowerCase().endsWith(ending));
 
