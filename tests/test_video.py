@@ -228,7 +228,7 @@ def test_loop_count_is_stored(fmt, loops, stored, tmp_path):
 
 # ---- metadata -----------------------------------------------------------------------------------------
 
-GRAPH = {"1": {"class_type": "Tést", "inputs": {"text": 'a "red" bird 🐦'}}}
+GRAPH = {"1": {"class_type": "Tést", "inputs": {"text": 'a "red" \\ bird 🐦 :} {'}}}
 METADATA = {"prompt": json.dumps(GRAPH, ensure_ascii=False), "workflow": json.dumps({"nodes": ["x"] * 300})}
 
 
@@ -255,6 +255,8 @@ def test_metadata_restores_the_graph(fmt, sound, tmp_path):
     path = write_frames(ramp(2), target(tmp_path, fmt), rate=8, fmt=fmt, metadata=METADATA, audio=sound)
     stored = read_metadata(path, fmt)
     assert json.loads(stored["prompt"]) == GRAPH
+    # the page's reader of WebM counts braces, also those inside of strings
+    assert stored["prompt"].count("{") == stored["prompt"].count("}") == 3
     assert json.loads(stored["workflow"]) == {"nodes": ["x"] * 300}
 
 

@@ -26,6 +26,7 @@ from .png_writer import PngWriter, write_png
 from .sound import check_sound
 from .webp_writer import WebpWriter
 
+JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 PILLOW_WRITERS = {"gif": GifWriter, "webp": WebpWriter, "png": PngWriter}
 
 
@@ -70,7 +71,7 @@ def write_frames(
     pingpong: play forwards, then backwards without repeating the two ends (T frames become 2T - 2).
     audio: {"waveform": [1,C,S], "sample_rate": Hz} (see `check_sound`), cut or padded with silence to the length
       of the clip; mp4 (AAC), webm (Opus) and mov (PCM) only.
-    metadata: {key: JSON string}, stored with non-ASCII characters as JSON \\u escapes: container tags (mp4,
+    metadata: {key: JSON string}, stored with some characters as JSON \\u escapes: container tags (mp4,
       webm, mov), comments (gif), EXIF Model/Make as the host writes them (webp), text chunks of the first
       picture (png).
     still: also write the first frame, with the metadata, as a PNG to `still_path(path)`.
@@ -87,7 +88,7 @@ def write_frames(
     _check_target(path, fmt, spec, still)
     sound = check_sound(audio, fmt) if audio is not None else None
     check_encoders(fmt, sound=sound is not None)
-    job = ClipJob(fmt, spec, path, rate, spec.level(quality), loop_count, _ascii(metadata), sound)
+    job = ClipJob(fmt, spec, path, rate, spec.level(quality), loop_count, _escaped(metadata), sound)
     plays = 1 if spec.loops_in_file else 1 + loop_count
     part = path.with_name(f".{uuid.uuid4().hex}.part")
     still_part = part.with_suffix(".still") if still else None
@@ -185,15 +186,24 @@ def _rename(part, path):
     os.rename(part, path)
 
 
-def _ascii(metadata):
-    """Escape the way JSON does: EXIF and GIF comments are ASCII, and the parsed JSON stays the same."""
+def _escaped(metadata):
+    """Escape the way JSON does; the parsed JSON stays the same.
+
+    EXIF and GIF comments are ASCII, and the page finds the end of a graph in a WebM by counting braces, those
+    inside of strings too.
+    """
 
     def escape(text):
         if not isinstance(text, str):
             raise UserError(f"Clip metadata must be text (JSON strings), found {type(text).__name__}.")
-        return re.sub(r"[^\x00-\x7f]", lambda match: dumps(match.group())[1:-1], text)
+        text = re.sub(r"[^\x00-\x7f]", lambda match: dumps(match.group())[1:-1], text)
+        return JSON_STRING.sub(lambda match: re.sub("[{}]", _code_point, match.group()), text)
 
     return {escape(key): escape(value) for key, value in (metadata or {}).items()}
+
+
+def _code_point(match):
+    return f"\\u{ord(match.group()):04x}"
 
 
 def _remove(part):

@@ -54,7 +54,8 @@ class PackHost(host_api.Host):
     def prompt(self, name, **sampler_inputs):
         """The API prompt of a shipped workflow, with some inputs of its (first) sampler replaced."""
         prompt = fitted(host_api.to_api(self.workflow(name), self.object_info))
-        prompt[self.sampler(prompt)]["inputs"].update(sampler_inputs)
+        if sampler_inputs:
+            prompt[self.sampler(prompt)]["inputs"].update(sampler_inputs)
         return prompt
 
     @staticmethod
