@@ -131,8 +131,10 @@ def reference(model, weights, ids, cells, context, settings):
 @torch.inference_mode()
 def test_logits_equal_transformers_layers(tmp_path, kind):
     model, text, settings = random_qwen(), kind == "text", YARN if kind == "yarn" else {}
-    weights = cosmos_file(tmp_path, model, text, settings)
-    source = Source.open(tmp_path)
+    folder = tmp_path / "models" / "cosmos"  # neighbours are looked into: those of other tests must not be any
+    folder.mkdir(parents=True)
+    weights = cosmos_file(folder, model, text, settings)
+    source = Source.open(folder)
     family = CosmosFamily(source)
     decoder = ModelFiles(source, family, "random").build("decoder", dtype=torch.float32)
     plan = family.plan(family.sizes[0])

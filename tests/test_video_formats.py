@@ -85,6 +85,16 @@ def test_planes_hold_bt709_in_video_range(fmt, tmp_path):
             assert abs(found - wanted) < (0.75 if FORMATS[fmt].depth == 8 else 0.5)
 
 
+@pytest.mark.parametrize("fmt", ["mp4 (h264)", "mp4 (h265)", "mov (prores 422 hq)"])
+def test_colour_edges_stay_where_they_are(fmt, tmp_path):
+    """Chroma at half size sits where readers look for it: a shift shows as one side of a band gone pale."""
+    frames = flat((0.5, 0.5, 0.5), 2).clone()
+    frames[:, :, 24:40] = torch.tensor((0.8, 0.3, 0.5))
+    path = write_frames(frames, target(tmp_path, fmt), rate=24, fmt=fmt, quality=100)
+    red = decoded(path)[1][0].to_ndarray(format="rgb24")[..., 0].mean(axis=0) / 255  # as the host reads clips
+    assert np.abs(red - red[::-1]).max() < 0.02, "a band in the middle is its own mirror image"
+
+
 @pytest.mark.parametrize("fmt", [name for name in AV_FORMATS if FORMATS[name].depth == 16])
 def test_ten_bits_keep_what_eight_cannot(fmt, tmp_path):
     steps = torch.linspace(0.4, 0.5, 128)[None, None, :, None].expand(2, 64, 128, 3)
