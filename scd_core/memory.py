@@ -74,11 +74,13 @@ class TrajectoryMemory:
         """Remember the answers [B, W] of a pass under the context [B, W, C] that was fed.
 
         Args:
-            positions, valid: [B, W]; a position may occur more than once.
+            positions, valid: [B, W]; with runners a position may occur more than once.
             runners, gaps: next best candidates [B, W, K] and how far their scores lie below the answer's.
         """
         rows, places = place = self.place(positions, valid)
-        turn = (self.turn[place] + _rank(places)) % RECORDS
+        turn = self.turn[place]
+        if runners is not None:  # a window's positions differ; those of a tree's nodes need not
+            turn = (turn + _rank(places)) % RECORDS
         self.contexts[rows, places, turn] = context
         self.answers[rows, places, turn] = answers
         if runners is not None:
