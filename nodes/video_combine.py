@@ -42,8 +42,8 @@ class VideoCombine(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "format", options=list(FORMATS), default=next(iter(FORMATS)),
-                    tooltip="mp4 (h264) plays everywhere. webm is smaller. av1 is smallest. h265 and ProRes are for "
-                    "editors and devices; the node then shows the first frame. Alpha: webm (vp9), gif, webp, png, "
+                    tooltip="mp4 (h264) plays everywhere. av1 has 10 bits for smooth gradients. h265 is for devices, "
+                    "ProRes for editors: the node then shows the first frame. Alpha: webm (vp9), gif, webp, png, "
                     "prores 4444.",
                 ),
                 io.Boolean.Input(

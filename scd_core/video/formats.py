@@ -68,21 +68,25 @@ OPUS = {"audio_codec": "libopus", "audio_bit_rate": 128_000}
 WEBP = {"container": "webp", "extension": ".webp", "alpha_pixel_format": "rgba", "loops_in_file": True,
         "max_side": 16383, "max_rate": 90}
 PNG = {"container": "png", "extension": "", "alpha_pixel_format": "rgba", "max_side": 65535}
-# x265 4.1 (width 48 and less) and SVT-AV1 4.1 (under 32) write beyond their memory when frames are small.
+# x265 (width 48 and less) and SVT-AV1 4.1 (sides under 32) touch memory that is not theirs when frames are small.
 SAFE_SIDE = 64
 # hvc1 (parameter sets in the header) is the only tag of the two that Apple's players open.
-H265 = {"container": "mp4", "extension": ".mp4", "codec": "libx265", "codec_tag": "hvc1", "quality_range": (46, 16),
-        "codec_options": {"x265-params": "log-level=none"}, "min_side": SAFE_SIDE, "max_side": 8192, "plays": False,
-        **AAC}
-# Every AV1 decoder reads 10 bits (main profile), and gradients stay smooth at no cost in size.
+H265 = {
+    "container": "mp4", "extension": ".mp4", "codec": "libx265", "codec_tag": "hvc1", "quality_range": (46, 16),
+    "codec_options": {"x265-params": "log-level=none:chromaloc=1"}, "min_side": SAFE_SIDE, "max_side": 8192,
+    "plays": False, **AAC,
+}
+# Every AV1 decoder reads 10 bits (main profile), and gradients stay smooth.
 AV1 = {"codec": "libsvtav1", "pixel_format": "yuv420p10le", "depth": 16, "quality_range": (63, 18),
        "codec_options": {"preset": "8", "svtav1-params": "lp=2"}, "min_side": SAFE_SIDE, "max_side": 8192}
 PRORES = {"container": "mov", "extension": ".mov", "codec": "prores_ks", "depth": 16, "audio_codec": "pcm_s16le",
           "plays": False}
 
+# chromaloc=1: chroma sits in the middle of its pixels, see yuv.py; only these two encoders can say so.
 FORMATS = {
     "mp4 (h264)": ClipFormat(
-        container="mp4", extension=".mp4", codec="libx264", pixel_format="yuv420p", quality_range=(43, 13), **AAC,
+        container="mp4", extension=".mp4", codec="libx264", pixel_format="yuv420p", quality_range=(43, 13),
+        codec_options={"x264-params": "chromaloc=1"}, **AAC,
     ),
     "webm (vp9)": ClipFormat(
         container="webm", extension=".webm", codec="libvpx-vp9", pixel_format="yuv420p",
