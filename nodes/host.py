@@ -153,6 +153,14 @@ class Progress:
 # --- files -------------------------------------------------------------------------------------------------------
 
 
+def _inside(folder, path):
+    """Does `path` lie somewhere below `folder`? Both absolute."""
+    try:
+        return path != folder and os.path.commonpath([folder, os.path.dirname(path)]) == folder
+    except ValueError:  # another drive
+        return False
+
+
 def output_path(prefix, ending, width, height, keep):
     """A free file name in the output (or temp) folder.
 
@@ -168,7 +176,7 @@ def output_path(prefix, ending, width, height, keep):
     """
     base = os.path.abspath(folder_paths.get_output_directory() if keep else folder_paths.get_temp_directory())
     target = os.path.abspath(os.path.join(base, prefix))
-    if os.path.commonpath([base, os.path.dirname(target)]) != base or target == base:
+    if not _inside(base, target):
         raise UserError(
             f"filename_prefix {prefix!r} is no name inside the output folder: use a plain name, with subfolders if "
             "you like (SCD/clip)"
