@@ -5,12 +5,12 @@ import math
 import numpy as np
 from PIL import Image, ImageDraw
 
+from ..scd_core.compare import INK, PAPER
 from ..scd_core.compare import font as pillow_font
 
 SIDE = 256  # a sheet is at least this wide and high
 GAP = 2
 GIVEN = (96, 96, 96)  # cells that no pass had to look at
-PAPER, INK = (24, 24, 27), (228, 228, 231)
 # cold to hot; evenly spaced
 ANCHORS = np.array([(38, 52, 130), (40, 128, 196), (104, 196, 164), (250, 204, 72), (226, 66, 40)], dtype=np.float64)
 

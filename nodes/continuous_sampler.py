@@ -7,7 +7,7 @@ from ..scd_core.continuous.cspd import MODES
 from ..scd_core.continuous.sampler import OWN, Settings, check_pair, resolve, sample, working_bytes
 from . import host
 from .sampler import read_prompt
-from .sampler_inputs import SEEDS
+from .sampler_inputs import seed_input
 from .sockets import LATENTS, MODEL, PROMPT, Latents
 
 
@@ -21,10 +21,7 @@ def _speculation():
             "the paper's text, stops behind the first refused token; lossy. exact: keeps the model's law, gains no "
             "speed.",
         ),
-        io.Int.Input(
-            "seed", default=0, min=0, max=SEEDS, control_after_generate=True,
-            tooltip="Chooses the picture. Picture 3 of a batch has its own noise: batch size changes nothing.",
-        ),
+        seed_input(),
         io.Int.Input(
             "gamma", default=own.gamma, min=1, max=256,
             tooltip="Steps that the draft model runs ahead before the model looks. 4 to 32 are usual.",

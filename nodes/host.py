@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import math
 import os
 
@@ -22,6 +23,8 @@ FOLDER = "ar_models"
 BUNDLED_NAME = "bundled (pictures and clips)"
 
 Interrupted = mm.InterruptProcessingException
+log = logging.getLogger(__name__)
+
 OutOfMemory = (mm.OOM_EXCEPTION,) if mm.OOM_EXCEPTION is not Exception else (torch.OutOfMemoryError,)
 check_interrupt = mm.throw_exception_if_processing_interrupted
 
@@ -148,6 +151,41 @@ class Progress:
         check_interrupt()
         preview = None if picture is None else ("JPEG", picture, 512)  # 512: longest side that is sent
         self.bar.update_absolute(done, total, preview)
+
+
+def in_parts(items, chunk, work):
+    """work(part) of `items`, `chunk` at a time, as a generator of its results.
+
+    A part that does not fit into memory is halved; one item that does not fit raises the host's own error.
+    """
+    done = 0
+    while done < len(items):
+        try:
+            part = work(items[done : done + chunk])
+        except OutOfMemory:
+            if chunk == 1:
+                raise
+            chunk //= 2
+            continue
+        yield part
+        done += len(part)
+
+
+def with_codec(handle, doing, work):
+    """work(net, device, alone) with a `CodecHandle`'s network; on the processor when its device has no room.
+
+    Args:
+        doing: what for the log, such as "decode one picture". work: (net, device, alone) -> result; `alone` asks for
+            one picture at a time.
+    """
+    device = handle.patcher.load_device
+    try:
+        return work(handle.net, device, False)
+    except OutOfMemory:
+        if is_cpu(device):
+            raise
+    log.warning("not enough memory on %s to %s: using the CPU", device, doing)
+    return work(handle.files.build("codec", device="cpu", dtype=torch.float32), "cpu", True)
 
 
 # --- files -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,13 @@ SEEDS = 0xFFFFFFFFFFFFFFFF
 PREVIEWS = ("auto", "off")
 
 
+def seed_input():
+    return io.Int.Input(
+        "seed", default=0, min=0, max=SEEDS, control_after_generate=True,
+        tooltip="Chooses the picture. Picture 3 of a batch has its own noise: batch size changes nothing.",
+    )
+
+
 def method_inputs():
     """How to draw."""
     return [
@@ -24,10 +31,7 @@ def method_inputs():
             "csd, gsd, cool-sd: fewer passes still, but the picture only resembles the model's (lossy). pjd, pjd-c, "
             "zipar: several rows at once (lossy). row-block: row by row in a few corrections (lossy).",
         ),
-        io.Int.Input(
-            "seed", default=0, min=0, max=SEEDS, control_after_generate=True,
-            tooltip="Chooses the picture. Picture 3 of a batch has its own noise: batch size changes nothing.",
-        ),
+        seed_input(),
         io.Int.Input(
             "window", default=0, min=0, max=4096,
             tooltip="Tokens looked at in one pass. 0: chosen for you; the report names it. Changes the speed; with sjd "

@@ -1,7 +1,5 @@
 """VQ Decode: tokens to pictures, a few at a time."""
 
-import logging
-
 import torch
 from comfy_api.latest import io
 
@@ -9,8 +7,6 @@ from ..scd_core.budget import codec_bytes
 from ..scd_core.errors import UserError
 from . import host
 from .sockets import LATENTS, TOKENS, VQ, Latents
-
-log = logging.getLogger(__name__)
 
 PIXELS = 1 << 21  # decoded at once where memory allows: 8 pictures of 512x512
 
@@ -50,14 +46,10 @@ class VQDecode(io.ComfyNode):
             chunk = max(1, min(len(codes), PIXELS // pixels))
             host.load([vq.patcher], codec_bytes(cfg, tokens.width, tokens.height, chunk))
             bar = host.Progress(len(codes))
-        try:
-            return io.NodeOutput(work(vq.net, codes, chunk, vq.patcher.load_device, bar))
-        except host.OutOfMemory:
-            if host.is_cpu(vq.patcher.load_device):
-                raise
-        log.warning("not enough memory on %s to decode one picture: decoding on the CPU", vq.patcher.load_device)
-        net = vq.files.build("codec", device="cpu", dtype=torch.float32)
-        return io.NodeOutput(work(net, codes, 1, "cpu", bar))
+        return io.NodeOutput(host.with_codec(
+            vq, "decode one picture",
+            lambda net, device, alone: work(net, codes, 1 if alone else chunk, device, bar),
+        ))
 
 
 def check(tokens, vq):
@@ -110,14 +102,7 @@ def decode(net, codes, chunk, device, progress):
         UserError: pixels that are no numbers.
     """
     frames, done = None, 0
-    while done < len(codes):
-        try:
-            part = net.decode(codes[done : done + chunk].to(device))
-        except host.OutOfMemory:
-            if chunk == 1:
-                raise
-            chunk //= 2
-            continue
+    for part in host.in_parts(codes, chunk, lambda some: net.decode(some.to(device))):
         frames = place(part, frames, len(codes), done)
         done += len(part)
         progress(done)

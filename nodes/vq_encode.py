@@ -1,7 +1,5 @@
 """VQ Encode: pictures to tokens that the sampler keeps; what a mask or a region covers is drawn anew."""
 
-import logging
-
 import torch
 from comfy_api.latest import io
 
@@ -10,8 +8,6 @@ from ..scd_core.errors import UserError
 from ..scd_core.given import ENDS, FITS, REGIONS, Reading, prepare
 from . import host
 from .sockets import TOKENS, VQ, Tokens
-
-log = logging.getLogger(__name__)
 
 PIXELS = 1 << 21  # encoded at once where memory allows: 8 pictures of 512x512
 KINDS = ("pictures", "clip")
@@ -117,20 +113,16 @@ def run(vq, frames, clip):
 
     Without room on the device for one picture (or for the clip) the processor does the work.
     """
-    cfg, device = vq.net.cfg, vq.patcher.load_device
+    cfg = vq.net.cfg
     whole = clip and cfg.compression > 1  # its frames hang together
     height, width = frames.shape[1:3]
     chunk = len(frames) if whole else max(1, min(len(frames), PIXELS // (width * height)))
     host.load([vq.patcher], codec_bytes(cfg, width, height, chunk, whole))
     bar = host.Progress(len(frames))
-    try:
-        codes = encode(vq.net, frames, chunk, device, bar, whole)
-    except host.OutOfMemory:
-        if host.is_cpu(device):
-            raise
-        log.warning("not enough memory on %s to encode one picture: encoding on the CPU", device)
-        net = vq.files.build("codec", device="cpu", dtype=torch.float32)
-        codes = encode(net, frames, chunk if whole else 1, "cpu", bar, whole)
+    codes = host.with_codec(
+        vq, "encode one picture",
+        lambda net, device, alone: encode(net, frames, 1 if alone and not whole else chunk, device, bar, whole),
+    )
     return codes[None] if clip else codes[:, None]
 
 
@@ -144,14 +136,7 @@ def encode(net, frames, chunk, device, progress, whole=False):
         progress(len(frames))
         return codes
     codes, done = [], 0
-    while done < len(frames):
-        try:
-            part = net.encode(frames[done : done + chunk].to(device))
-        except host.OutOfMemory:
-            if chunk == 1:
-                raise
-            chunk //= 2
-            continue
+    for part in host.in_parts(frames, chunk, lambda some: net.encode(some.to(device))):
         codes.append(part.cpu())
         done += len(part)
         progress(done)

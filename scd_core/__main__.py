@@ -10,6 +10,8 @@ import argparse
 import json
 import re
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -68,26 +70,40 @@ def request_of(args, method):
     )
 
 
-def draw(model, args, request):
-    """Run one request with a progress bar where there is a terminal."""
-    encode = model.family.text.encode
-    negative = encode(args.negative) if args.negative else None
-    prompt, bar = encode(args.prompt), None
+class Bar:
+    """A progress bar for each run, where there is a terminal."""
 
-    def show(progress):
-        nonlocal bar
-        if bar is None:
+    def __init__(self):
+        self.bar, self.label = None, None
+
+    def __call__(self, label, progress):
+        if not sys.stderr.isatty():
+            return
+        if label != self.label:
             from tqdm import tqdm
 
-            bar = tqdm(total=progress.total, unit="token", desc=request.method, leave=False)
-        bar.update(progress.done - bar.n)
+            self.close()
+            self.bar, self.label = tqdm(total=progress.total, unit="token", desc=label, leave=False), label
+        self.bar.update(progress.done - self.bar.n)
 
-    callback = show if sys.stderr.isatty() else None
-    try:
-        return generate(model.decoder, model.family, prompt, negative, request, device=model.device, callback=callback)
-    finally:
-        if bar is not None:
-            bar.close()
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()
+
+
+def prompts_of(model, args):
+    """(prompt, negative prompt or None) of the command line."""
+    encode = model.family.text.encode
+    return encode(args.prompt), encode(args.negative) if args.negative else None
+
+
+def draw(model, args, request):
+    """Run one request."""
+    with closing(Bar()) as bar:
+        return generate(
+            model.decoder, model.family, *prompts_of(model, args), request, device=model.device,
+            callback=partial(bar, request.method),
+        )
 
 
 def free_path(folder, stem, suffix):
@@ -151,10 +167,12 @@ def run_compare(args):
     for method in methods:
         check_request(request_of(args, method))
     model = load_model(model_path(args.model), args.dtype, usable_device(args.device))
-    encode = model.family.text.encode
-    negative = encode(args.negative) if args.negative else None
     request = request_of(args, methods[0])
-    drawn = compare(model.decoder, model.family, encode(args.prompt), negative, request, methods, model.device)
+    with closing(Bar()) as bar:
+        drawn = compare(
+            model.decoder, model.family, *prompts_of(model, args), request, methods, model.device,
+            callback=lambda number, progress: bar(methods[number], progress),
+        )
     reports = [d.report for d in drawn]
     if args.json:
         put([figures(report) for report in reports], args.json)

@@ -24,7 +24,7 @@ ROUNDS = 4
 TABLE = {False: 32, True: 64}  # still, clip: without measurement
 ON_ACCELERATOR = {False: 64, True: 128}
 
-_measured = weakref.WeakKeyDictionary()  # decoder -> {situation: seconds of a pass by rows}
+_measured = weakref.WeakKeyDictionary()  # decoder -> {situation: (window, nodes)}
 
 
 def choose_shape(decoder, family, plan, streams, method, batch, law, device, window=0, nodes=AUTO):

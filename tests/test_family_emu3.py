@@ -17,7 +17,6 @@ from scd_pack.scd_core.models.emu3 import Emu3Family
 from scd_pack.scd_core.models.emu3_text import SETTINGS, UNWANTED, WANTED
 from scd_pack.scd_core.models.family import Size
 from scd_pack.scd_core.models.load import load_model, open_model
-from scd_pack.scd_core.models.session import Session
 from scd_pack.scd_core.models.tiktoken_file import TiktokenTokenizer
 from scd_pack.scd_core.prompt import Prompt
 from scd_tests.chameleon_files import models, save_weights, tensors_of
@@ -33,6 +32,7 @@ from scd_tests.emu3_files import (
     write_original,
     write_tiktoken,
 )
+from scd_tests.rollback import windows
 
 __all__ = ["models"]  # a fixture
 NAME, LOGITS, PIXELS = "emu3-hf", 2e-4, 1e-4
@@ -69,21 +69,6 @@ def test_prompts_and_format(model, drawing):
     codes = WANT["codes"].view(1, 1, plan.rows, plan.cols)
     assert plan.fixed(1, codes)[0].tolist() + list(model.family.ending) == WANT["image_seq_ids"].tolist()
     assert [*(plan.forced >= 0).int().tolist(), 1, 1, 1] == WANT["forced"].tolist()
-
-
-@torch.inference_mode()
-def windows(model, plan, streams, ids, width):
-    """Logits [2, N, V] of given ids in windows, each read with wrong drafts first."""
-    n = plan.length
-    tokens, before = torch.cat([ids[:1], ids[: n - 1]])[None], torch.arange(n)[None] - 1
-    session = Session(model.decoder, model.family, plan, streams, torch.full((1, n), -1), 0, "cpu")
-    found = []
-    for start in range(0, n, width):
-        rows = slice(start, start + width)
-        some, length = tokens[:, rows], int(before[0, rows].max()) + 1
-        session.window(torch.cat([some[:, :1], some[:, 1:] - 7], 1), before[:, rows], length, start == 0)
-        found.append(session.window(some, before[:, rows], length, start == 0)[0])
-    return torch.cat(found, 1).float()
 
 
 @pytest.mark.parametrize("width", [1, 3, 16])

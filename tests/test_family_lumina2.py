@@ -18,10 +18,10 @@ from scd_pack.scd_core.models.chameleon import AnoleFamily, LuminaFamily, is_sec
 from scd_pack.scd_core.models.family import Size
 from scd_pack.scd_core.models.load import load_model, open_model
 from scd_pack.scd_core.models.lumina2 import Lumina2Family
-from scd_pack.scd_core.models.session import Session
 from scd_pack.scd_core.models.tokenizer import HubTokenizer
 from scd_pack.scd_core.prompt import Prompt
 from scd_tests.chameleon_files import GOLDEN, models, save_weights, tensors_of
+from scd_tests.rollback import windows
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -77,20 +77,11 @@ def test_prompts_and_format(model, drawing):
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 36])
-@torch.inference_mode()
 def test_logits_of_both_streams_in_every_window(model, drawing, width):
     """Wrong drafts first, which the next pass overwrites, then the given codes."""
     plan, streams = drawing
-    ids, n = WANT["image_seq_ids"], plan.length
-    tokens, before = torch.cat([ids[:1], ids[: n - 1]])[None], torch.arange(n)[None] - 1
-    session = Session(model.decoder, model.family, plan, streams, torch.full((1, n), -1), 0, "cpu")
-    found = []
-    for start in range(0, n, width):
-        rows = slice(start, start + width)
-        some, length = tokens[:, rows], int(before[0, rows].max()) + 1
-        session.window(torch.cat([some[:, :1], some[:, 1:] - 7], 1), before[:, rows], length, start == 0)
-        found.append(session.window(some, before[:, rows], length, start == 0)[0])
-    found = torch.cat(found, 1).float()
+    n = plan.length
+    found = windows(model, plan, streams, WANT["image_seq_ids"], width)
     for row, name in enumerate(("cond", "uncond")):
         assert (found[row] - WANT[f"logits_{name}"][:n]).abs().max() < LOGITS
     assert (guide(found[None], META["cfg_scale"])[0] - WANT["cfg_logits"][:n]).abs().max() < LOGITS
@@ -402,9 +393,16 @@ def test_a_large_picture_makes_nothing_quadratic(model, full_sized):
     family = copy.copy(full_sized)
     family.streams = lambda prompt, negative, plan: model.family.streams(prompt, negative, small)
     small = model.family.plan(model.family.size(64, 32))  # the miniature's embedding has no token for such a size
+
+    def draw():
+        passes.clear()
+        with pytest.raises(Enough), Largest() as seen:
+            generate(model.decoder, family, Prompt("a cat"), None, request, callback=stop)
+        return seen
+
+    draw()  # what is imported at the first use is no memory of a run
     tracemalloc.start()
-    with pytest.raises(Enough), Largest() as seen:
-        generate(model.decoder, family, Prompt("a cat"), None, request, callback=stop)
+    seen = draw()
     on_host = tracemalloc.get_traced_memory()[1]  # numpy's and Python's, not torch's
     tracemalloc.stop()
     cache = model.decoder.cfg.layers * 2 * 2 * (96 * 97 + 100) * model.decoder.cfg.dim

@@ -6,27 +6,12 @@ from scd_pack.scd_core.codecs.layouts import codec_layout, find_codec
 from scd_pack.scd_core.codecs.movq3d import MoVQ3d, MoVQ3dConfig, hub_name
 from scd_pack.scd_core.errors import UserError
 from scd_tests.emu3_files import random_codec, to_original
+from scd_tests.test_layouts import Files
 
 CONFIG = MoVQ3dConfig(
     codes=40, code_dim=4, z_channels=4, ch=8, ch_mult=(1, 2, 1), encoder_blocks=1, decoder_blocks=2, attn_levels=(2,),
     groups=4, spatial_norm=True, time_levels=2, time_blocks=1,
 )  # fmt: skip
-
-
-class Files:
-    """Tensors by name, as a source shows them."""
-
-    def __init__(self, tensors):
-        self.tensors = tensors
-
-    def keys(self):
-        return self.tensors.keys()
-
-    def shape(self, key):
-        return tuple(self.tensors[key].shape)
-
-    def raw(self, key):
-        return self.tensors[key], None
 
 
 @pytest.fixture(scope="module")

@@ -143,3 +143,9 @@ def sampler_wires(negative=True):
     """Wires of a sampler behind `road`."""
     wires = {"model": ("load", 0), "positive": ("positive", 0)}
     return {**wires, "negative": ("negative", 0)} if negative else wires
+
+
+def enlarged(graph, name, image, at, side=512):
+    """Small pictures, larger. image: (node, output)."""
+    graph.add(name, "ImageScale", at, (300, 170), "Enlarge", wires={"image": image}, upscale_method="lanczos",
+              width=side, height=side, crop="disabled")

@@ -1,6 +1,6 @@
 """Workflows that the bundled model runs at once."""
 
-from workflow_graph import GREY, figures, road, sampler_wires, workflow
+from workflow_graph import GREY, enlarged, figures, road, sampler_wires, workflow
 
 
 @workflow("SCD text to image")
@@ -14,8 +14,7 @@ def text_to_image(graph):
     graph.add("draw", "SCD_Sampler", (830, 50), (350, 780), wires=sampler_wires(), seed=7)
     graph.group("Picture", 1230, 0, 770, 480)
     graph.add("decode", "SCD_VQDecode", (1250, 50), (300, 60), wires={"tokens": ("draw", 0), "vq": ("load", 2)})
-    graph.add("scale", "ImageScale", (1250, 170), (300, 170), "Enlarge", wires={"image": ("decode", 0)},
-              upscale_method="lanczos", width=512, height=512, crop="disabled")
+    enlarged(graph, "scale", ("decode", 0), (1250, 170))
     graph.add("save", "SaveImage", (1580, 50), (400, 410), wires={"images": ("scale", 0)},
               filename_prefix="SCD/picture")
     graph.group("How it went", 1230, 530, 770, 400, GREY)
@@ -33,8 +32,7 @@ def text_to_video(graph):
     graph.add("draw", "SCD_Sampler", (830, 50), (350, 780), wires=sampler_wires(), seed=7, frames=8)
     graph.group("Clip", 1230, 0, 770, 720)
     graph.add("decode", "SCD_VQDecode", (1250, 50), (300, 60), wires={"tokens": ("draw", 0), "vq": ("load", 2)})
-    graph.add("scale", "ImageScale", (1250, 170), (300, 170), "Enlarge", wires={"image": ("decode", 0)},
-              upscale_method="lanczos", width=256, height=256, crop="disabled")
+    enlarged(graph, "scale", ("decode", 0), (1250, 170), 256)
     graph.add("save", "SCD_VideoCombine", (1580, 50), (340, 640), wires={"images": ("scale", 0)}, frame_rate=8.0)
     graph.group("How it went", 1230, 760, 770, 400, GREY)
     figures(graph, 1250, 810)
@@ -57,8 +55,7 @@ def compare_methods(graph):
         decoded, large = f"decode {method}", f"scale {method}"
         graph.add(decoded, "SCD_VQDecode", (left + 380, 50), (300, 60),
                   wires={"tokens": (method, 0), "vq": ("load", 2)})
-        graph.add(large, "ImageScale", (left + 380, 170), (300, 170), "Enlarge", wires={"image": (decoded, 0)},
-                  upscale_method="lanczos", width=512, height=512, crop="disabled")
+        enlarged(graph, large, (decoded, 0), (left + 380, 170))
         graph.add(f"show {method}", "PreviewImage", (left + 710, 50), (430, 460), f"Picture, {method}",
                   wires={"images": (large, 0)})
         figures(graph, left + 380, 550, method, f", {method}")

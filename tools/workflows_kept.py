@@ -1,6 +1,6 @@
 """Workflows that keep a part of a picture or clip: each draws its own input first, so that no file is needed."""
 
-from workflow_graph import GREY, figures, road, sampler_wires, workflow
+from workflow_graph import GREY, enlarged, figures, road, sampler_wires, workflow
 
 OWN = "To use a picture of your own, put **Load Image** in the place of the nodes in the first frame."
 
@@ -21,11 +21,6 @@ def redraw(graph, title, mask=None, kept=None, prompt="positive", **widgets):
     wires = {**sampler_wires(), "positive": (prompt, 0), "kept": ("encode", 0)}
     graph.add("draw", "SCD_Sampler", (2030, 50), (350, 780), "Second sampler", wires=wires, seed=2, **widgets)
     graph.add("decode", "SCD_VQDecode", (2030, 870), (350, 60), wires={"tokens": ("draw", 0), "vq": ("load", 2)})
-
-
-def enlarged(graph, name, image, at, side=512):
-    graph.add(name, "ImageScale", at, (300, 170), "Enlarge", wires={"image": image}, upscale_method="lanczos",
-              width=side, height=side, crop="disabled")
 
 
 def shown(graph, name, title, at, image, side=512):

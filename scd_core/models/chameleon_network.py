@@ -7,7 +7,7 @@ import torch
 
 from ..checkpoint import check_keys
 from ..errors import UserError
-from .parts import Ref
+from .parts import Ref, layer_count
 from .rope_settings import rope_settings
 from .transformer import Decoder, DecoderConfig
 
@@ -116,9 +116,7 @@ class Network:
         return self.source.shape(self.key(name))
 
     def _layers(self):
-        pattern = re.compile(re.escape(self.prefix) + r"layers\.(\d+)\.")
-        counted = 1 + max(int(m[1]) for key in self.source.keys() if (m := pattern.match(key)))
-        return self.settings.get("num_hidden_layers", counted)
+        return self.settings.get("num_hidden_layers", layer_count(self.source.keys(), self.prefix))
 
     def config(self, codes):
         """`DecoderConfig` from the shapes, for a law of `codes` picture codes; settings must not contradict it.

@@ -11,7 +11,7 @@ import torch
 from ..checkpoint import check_keys
 from ..errors import UserError
 from .dv_parts import COMPRESSION, FACTOR
-from .parts import Ref
+from .parts import Ref, layer_count
 from .transformer import DecoderConfig
 
 MARK = "layers.0.attention.q_norm.weight"
@@ -107,7 +107,7 @@ class Network:
         found = {(int(m[1]), m[2]) for key in keys if (m := pattern.match(key))}
         names = {"embed.embed_tokens.weight": EMBED, "norm.weight": "norm.weight", "lm_head.weight": HEAD}
         fused = {}
-        self.layers = 1 + max(layer for layer, _ in found)
+        self.layers = layer_count(keys, prefix)
         for i in range(self.layers):
             parts = LAYER | (CROSS if (i, "cross_attention") in found else {})
             if f"{prefix}layers.{i}.{FUSED}" in keys:

@@ -4,7 +4,6 @@ Two layouts: the original release (names of Llama, the image tokenizer in a fold
 (everything in one folder, under `text_model.` and `vqmodel.`). A file of transformers' in-memory names is read as well.
 """
 
-import re
 
 import torch
 
@@ -15,7 +14,7 @@ from ..prompt import Stream
 from .codec_parts import CodecFiles, find_vq
 from .emu3_text import FRAME, LINE, PICTURE_END, STOP, Emu3Text, find_text, picture_codes
 from .family import Defaults, Family, Size, nearest
-from .parts import Part, Ref, require
+from .parts import Part, Ref, layer_count, require
 from .rope import rope_1d
 from .rope_settings import rope_settings
 from .transformer import Decoder, DecoderConfig, Positions
@@ -125,10 +124,9 @@ class Emu3Family(Family):
                 f"{self.name}: the configuration in '{self.source.root}' says {wrong} {told[wrong]}, the weights say "
                 f"{found[wrong]}: they belong to different models, keep each in a folder of its own"
             )
-        numbers = (re.match(re.escape(self.lead) + r"layers\.(\d+)\.", key) for key in self.source.keys())
         return DecoderConfig(
             dim=dim,
-            layers=told.get("num_hidden_layers") or 1 + max(int(match[1]) for match in numbers if match),
+            layers=told.get("num_hidden_layers") or layer_count(self.source.keys(), self.lead),
             heads=heads,
             kv_heads=found["num_key_value_heads"],
             head_dim=head_dim,

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..plan import TokenPlan
 from ..prompt import Prompt, Stream
 from .family import Defaults, Family, Size
-from .parts import Part, Ref, require
+from .parts import Part, Ref, layer_count, require
 from .rope import rope_1d
 from .rope_settings import rope_settings
 from .tokenizer import HubTokenizer
@@ -195,11 +195,9 @@ class JanusFamily(Family):
         q_rows, k_rows = (self._shape(layout.words + f"layers.0.self_attn.{n}_proj.weight")[0] for n in "qk")
         heads = told.get("num_attention_heads") or (HEADS if told else q_rows // HEAD_DIM)
         head_dim = told.get("head_dim") or dim // heads
-        numbers = re.compile(re.escape(self.lead + layout.words) + r"layers\.(\d+)\.")
-        layers = 1 + max(int(match[1]) for match in map(numbers.match, self.source.keys()) if match)
         return DecoderConfig(
             dim=dim,
-            layers=told.get("num_hidden_layers") or layers,
+            layers=told.get("num_hidden_layers") or layer_count(self.source.keys(), self.lead + layout.words),
             heads=heads,
             kv_heads=told.get("num_key_value_heads") or k_rows // head_dim,
             head_dim=head_dim,

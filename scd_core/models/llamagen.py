@@ -15,7 +15,7 @@ from ..text_features import FeatureReader
 from .family import Defaults, Family, Size
 from .imagenet import ClassEncoder
 from .llamagen_layouts import CAPTION, CLASS, FUSED, NATIVE, find_layout
-from .parts import Part, Ref, require
+from .parts import Part, Ref, layer_count, require
 from .rope import rope_2d_grid
 from .t5 import T5Text, t5_refs
 from .transformer import DecoderConfig, Positions
@@ -86,8 +86,7 @@ class LlamaGenFamily(Family):
         layout, inputs = self.layout, CLASS if self.classes else CAPTION
         names = {"embed.embed_tokens.weight": layout.embed, "norm.weight": "norm.weight"}
         names |= {f"embed.{ours}": theirs for ours, theirs in inputs.items()}
-        pattern = re.compile(re.escape(self.prefix) + r"layers\.(\d+)\.")
-        self.layers = 1 + max(int(m[1]) for key in self.source.keys() if (m := pattern.match(key)))
+        self.layers = layer_count(self.source.keys(), self.prefix)
         for i in range(self.layers):
             names |= {f"layers.{i}.{a}.weight": f"layers.{i}.{b}.weight" for a, b in layout.layer.items()}
         keys = {ours: self.prefix + theirs for ours, theirs in names.items()}

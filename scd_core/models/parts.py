@@ -1,6 +1,7 @@
 """Where the weights of a network lie: references from names inside a network to tensors (or rows of them) in files."""
 
 import math
+import re
 from dataclasses import dataclass, field
 
 from ..checkpoint.scales import unscaled
@@ -87,6 +88,12 @@ class Part:
     where: object = None
     looked: str = ""
     get: str = ""
+
+
+def layer_count(names, lead=""):
+    """Layers that weights named `<lead>layers.N. ...` belong to: 1 + the largest N, 0 without any."""
+    pattern = re.compile(re.escape(lead) + r"layers\.(\d+)\.")
+    return 1 + max((int(match[1]) for match in map(pattern.match, names) if match), default=-1)
 
 
 def require(parts, name):

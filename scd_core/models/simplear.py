@@ -17,7 +17,7 @@ from ..plan import TokenPlan
 from ..prompt import Prompt, Stream
 from .dv_parts import FACTOR, find_video_codec
 from .family import Defaults, Family, Size
-from .parts import Part, Ref, require
+from .parts import Part, Ref, layer_count, require
 from .rope import rope_1d
 from .rope_settings import rope_settings
 from .tokenizer import HubTokenizer
@@ -143,10 +143,9 @@ class SimpleARFamily(Family):
                 f"attention heads is unknown: {GET}"
             )
         head_dim = told.get("head_dim") or source.shape(LAYER)[0] // heads
-        numbers = (re.match(r"model\.layers\.(\d+)\.", key) for key in source.keys())
         return DecoderConfig(
             dim=dim,
-            layers=told.get("num_hidden_layers") or 1 + max(int(match[1]) for match in numbers if match),
+            layers=told.get("num_hidden_layers") or layer_count(source.keys(), "model."),
             heads=heads,
             kv_heads=source.shape(LAYER.replace("q_proj", "k_proj"))[0] // head_dim,
             head_dim=head_dim,
