@@ -13,7 +13,8 @@ STILL, CLIP = TokenPlan(1, 20, 20, 12), TokenPlan(4, 10, 10, 12)
 
 
 @pytest.fixture
-def decoder():
+def decoder(monkeypatch):
+    monkeypatch.setattr(module, "_measured", {})
     return tiny_decoder()
 
 
@@ -129,6 +130,8 @@ def test_measured_once_a_situation(decoder, monkeypatch):
     assert calls == [2, 2, 1]  # without guidance one stream is timed
     ask(plan=CLIP)
     ask(model=tiny_decoder(seed=5))
+    assert len(calls) == 5
+    ask(model=tiny_decoder())  # the same model, loaded again
     assert len(calls) == 5
 
 
