@@ -18,7 +18,7 @@ class Verdict:
 
     Attributes:
         scores: fp32 [B, W, V], their softmax is the newest law. p, log_p: that law, made on first use.
-        best: scores + gumbel, made on first use: their argmax draws from the law.
+        best: scores + gumbel, made on first use: their argmax (`top`) draws from the law.
         draft: int64 [B, W] columns of the law.
         q: fp32 [B, W, V] law of the draft (None for rules that need none).
         gumbel: fp32 [B, W, V] noise of the positions (None for rules that need none).
@@ -42,11 +42,14 @@ class Verdict:
     def best(self):
         return self.scores + self.gumbel
 
-    def broken(self, token):
+    @cached_property
+    def top(self):
+        """(value fp32 [B, W], column int64 [B, W]) of the best; the first of equals. Faster than argmax on a CPU."""
+        return self.best.max(-1)
+
+    def broken(self):
         """bool [B, W]: rows whose logits were not finite."""
-        if self.gumbel is None:
-            return self.p[..., 0].isnan()
-        return ~self.best.gather(-1, token.unsqueeze(-1)).squeeze(-1).isfinite()
+        return self.p[..., 0].isnan() if self.gumbel is None else ~self.top.values.isfinite()
 
     def ratio(self, capped=True):
         """p/q of the drafts, fp32 [B, W]; capped at 1."""
@@ -67,7 +70,7 @@ def exact(view):
 
 def match(view):
     """Seed-exact: the token is a fixed function of the prefix; the draft stands when it equals it."""
-    token = view.best.argmax(-1)
+    token = view.top.indices
     return token, token == view.draft
 
 
@@ -83,7 +86,7 @@ def keep(view, token):
 
 def reshare(view, token):
     """Drafts behind the frontier are drawn again with their position's own Gumbel noise (SCD, Gumbel sharing)."""
-    return view.best.argmax(-1)
+    return view.top.indices
 
 
 def reusable(view, token):

@@ -41,7 +41,7 @@ def maximal(p, q, draft, u, v):
     x = draft.unsqueeze(-1)
     kept = u * q.gather(-1, x).squeeze(-1) < p.gather(-1, x).squeeze(-1)
     residual = (p - q).clamp_(min=0)
-    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
+    residual.addcmul_(p, (residual.sum(-1, keepdim=True) <= 0).float())  # p, where nothing is left
     return torch.where(kept, draft, inverse_cdf(residual, v)), kept
 
 

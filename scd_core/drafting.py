@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from . import noise as streams
 from .coupling import gumbel_argmax, inverse_cdf
 
 
@@ -74,13 +73,21 @@ def source_positions(positions, known, stride):
     return positions - stride * np.maximum(back, 1)
 
 
+def chances(state, positions):
+    """The uniforms of first drafts at `positions` [B, M]: fp32 [B, M]."""
+    return state.chance[np.arange(len(positions))[:, None], positions]
+
+
+def any_token(state, positions):
+    """Columns [B, M] drawn from the uniform law."""
+    return np.minimum((chances(state, positions) * state.vocab).astype(np.int64), state.vocab - 1)
+
+
 def draft_tokens(state, positions, source):
     """First drafts as copies of the tokens at `source`, or any token where there is none: columns [B, M]."""
-    u = state.noise.uniform(streams.START, positions)
-    random = np.minimum((u * state.vocab).astype(np.int64), state.vocab - 1)
     columns = state.columns_at(np.maximum(source, 0))
     usable = (source >= 0) & (columns >= 0) & (columns < state.vocab)
-    return np.where(usable, columns, random)
+    return np.where(usable, columns, any_token(state, positions))
 
 
 def draft_laws(state, positions, source):
@@ -91,9 +98,12 @@ def draft_laws(state, positions, source):
     """
     vocab, device = state.vocab, state.device
     law = torch.full((*positions.shape, vocab), 1.0 / vocab, device=device)
-    if (source >= 0).any():
-        have = torch.from_numpy(source >= 0).to(device)
+    known = source >= 0
+    if known.any():
+        have = torch.from_numpy(known).to(device)
         law = torch.where(have[..., None], state.laws.read(np.maximum(source, 0)), law)
     if state.gumbels is not None:  # share the position's own noise, so the start is coupled too
         return gumbel_argmax(law.log(), state.gumbels.read(positions)), law
-    return inverse_cdf(law, torch.from_numpy(state.noise.uniform(streams.START, positions)).to(device)), law
+    if not known.any():
+        return torch.from_numpy(any_token(state, positions)).to(device), law
+    return inverse_cdf(law, torch.from_numpy(chances(state, positions)).to(device)), law

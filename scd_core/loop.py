@@ -157,7 +157,7 @@ class Run:
         token, kept = method.accept(view)
         redraft = method.couple(view, token)
         relaxed = method.relaxed(view, self.strength)
-        packed = [token, redraft, kept.long(), view.broken(token).long()]
+        packed = [token, redraft, kept.long(), view.broken().long()]
         if relaxed is not None:
             packed += [view.draft, relaxed.long()]
         if self.tree is not None:
@@ -174,7 +174,7 @@ class Run:
         """Write what the kernel decided: the committed prefix of every sample and its new drafts."""
         state, rows, w = self.state, np.arange(len(positions))[:, None], positions.shape[1]
         token, redraft, kept, wrong = packed[:4, :, :w]
-        if (wrong.astype(bool) & valid).any():
+        if wrong.any() and (wrong.astype(bool) & valid).any():
             raise UserError(self.not_finite(int((wrong.astype(bool) & valid).any(1).argmax())))
         if self.rows is not None:
             return self.rows.commit(token, redraft, kept)

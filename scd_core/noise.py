@@ -30,10 +30,16 @@ def mix(x):
 
 
 def mix_tensor(x):
-    """The same on an int64 tensor, whose right shift would drag the sign along."""
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))).mul_(_signed(_M1))
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))).mul_(_signed(_M2))
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+    """The same on an int64 tensor, in place. The right shift of a signed number drags its sign along."""
+    shifted = torch.empty_like(x)
+
+    def fold(bits):
+        torch.bitwise_right_shift(x, bits, out=shifted)
+        return x.bitwise_xor_(shifted.bitwise_and_((1 << (64 - bits)) - 1))
+
+    fold(30).mul_(_signed(_M1))
+    fold(27).mul_(_signed(_M2))
+    return fold(31)
 
 
 class Noise:
@@ -89,7 +95,7 @@ class Noise:
         keys = torch.from_numpy(self._key(GUMBEL, positions).view(np.int64)).to(device)
         counter = torch.arange(1, vocab + 1, device=device) * _signed(GOLDEN)
         bits = mix_tensor(keys[..., None] + counter)
-        high = ((bits >> 40) & 0xFFFFFF).to(torch.float32)
-        low = (bits & 0xFFFFFF).to(torch.float32)
+        high = (bits >> 40).bitwise_and_(0xFFFFFF).to(torch.float32)
+        low = bits.bitwise_and_(0xFFFFFF).to(torch.float32)
         v = low.add_(0.5).mul_(2.0**-24).add_(high).mul_(2.0**-24).clamp_(max=1 - 2.0**-24)
         return v.neg_().log1p_().neg_().log_().neg_()

@@ -9,6 +9,7 @@ import torch
 
 from .drafting import draft_laws, draft_tokens, source_positions
 from .memory import TrajectoryMemory
+from .noise import START
 
 AHEAD = 16  # positions whose Gumbel noise is made at a time
 
@@ -98,6 +99,7 @@ class WindowState:
     Attributes:
         tokens: int64 array [B, N+1] decided tokens and present drafts; the last column belongs to no position.
         fixed: int64 array [B, N+1] token ids that are given, -1 elsewhere.
+        chance: fp32 array [B, N+1] uniforms that first drafts are drawn with.
     """
 
     def __init__(self, plan, method, fixed, noise, span, reach, device, memory, runners=0):
@@ -106,6 +108,8 @@ class WindowState:
         self.fixed = np.full((batch, n + 1), -1)
         self.fixed[:, :n] = fixed
         self.tokens = np.maximum(self.fixed, 0)
+        everywhere = np.broadcast_to(np.arange(n + 1), self.fixed.shape)
+        self.chance = noise.uniform(START, everywhere)  # of first drafts
         uniform = 1.0 / plan.vocab  # a law that was never computed (a kept cell) reads as uniform
         self.laws = Ring(batch, span + reach, plan.vocab, device, uniform) if method.needs_q else None
         self.gumbels = Ring(batch, span + AHEAD, plan.vocab, device) if method.needs_gumbel else None
@@ -166,7 +170,7 @@ class WindowState:
 
     def move(self, source, target):
         """Copy row `source` over row `target`."""
-        for store in (self.tokens, self.fixed, self.noisy):
+        for store in (self.tokens, self.fixed, self.chance, self.noisy):
             if store is not None:
                 store[target] = store[source]
         for part in (self.laws, self.gumbels, self.memory, self.noise):

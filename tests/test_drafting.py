@@ -60,7 +60,7 @@ def test_copies(name):
     """The token of the source; without a source any token."""
     stride = stride_of(STARTS[name], PLAN)
     state, known = state_of("seed-exact", reach=stride), np.array([stride + 2])
-    positions = known[:, None] + np.arange(stride + 3)
+    positions = known[:, None] + np.arange(min(stride + 3, PLAN.length - known[0]))
     source = source_positions(positions, known, stride)
     columns = draft_tokens(state, positions, source)
     assert (columns[0] == state.tokens[0, source[0]] - PLAN.base).all()
