@@ -23,7 +23,7 @@ from .errors import UserError
 from .law import token_scores
 from .layout import Rows, context_columns, keeps_law
 from .layout_state import LineFrontier
-from .models.session import Session
+from .models.session import Session, fixed_shapes
 from .noise import Noise
 from .report import DecodeReport, token_hash
 from .settings import Clock, Progress, Settings
@@ -72,11 +72,12 @@ class Run:
             self.clock.lap("rest")
             return
         span = max(s.span(self.window) for s in self.active)
+        self.lanes = span if fixed_shapes(device) else 0  # 0: as many as a pass has
         runners = RUNNERS if self.nodes else 0
         self.state = WindowState(
             plan, method, fixed[order].numpy(), noise, span, self.stride, device, settings.memory, runners
         )
-        self.tree = DraftTree(self.nodes, self.state.memory) if self.nodes else None
+        self.tree = DraftTree(self.nodes, self.state.memory, bool(self.lanes)) if self.nodes else None
         self.clock.lap("rest")
 
     def step(self):
@@ -86,14 +87,14 @@ class Run:
         state, fronts = self.state, np.array([s.start for s in self.active])
         ends = np.array([s.window_end(self.window) for s in self.active])
         sizes = (ends - fronts)[:, None]
-        lane = np.arange(sizes.max())
+        batch, lane = len(fronts), np.arange(self.lanes or sizes.max())
         valid, positions = lane < sizes, np.minimum(fronts[:, None] + lane, self.plan.length - 1)
         drawn = state.enter(self.start, self.stride, np.array([s.end for s in self.active]), ends)
         for s, end in zip(self.active, ends):
             s.end = max(s.end, int(end))
         ids = self.draft_ids(positions, fronts, drawn)
         before = np.where(valid, positions - 1, self.plan.length)
-        nodes = self.tree and self.tree.grow(state.tokens[: len(fronts)], state.fixed[: len(fronts)], fronts, ends)
+        nodes = self.tree and self.tree.grow(state.tokens[:batch], state.fixed[:batch], fronts, ends, len(lane))
         inputs, visible = ids[:, :-1], None
         if nodes is not None:
             visible = nodes.visible(before, self.plan.length, self.device)

@@ -48,6 +48,15 @@ class Nodes:
     context: np.ndarray
     sees: np.ndarray
 
+    def padded(self, count):
+        """The same followed by dead nodes, `count` in all."""
+        extra, arrays = count - self.token.shape[1], []
+        for field in fields(self):
+            array = getattr(self, field.name)
+            ends = [(0, extra if axis == 1 or (axis == 2 and field.name == "sees") else 0) for axis in range(array.ndim)]
+            arrays.append(np.pad(array, ends))
+        return Nodes(*arrays)
+
     def visible(self, before, length, device):
         """`Visible` of a pass that feeds the chain at `before` [A, W] and then the nodes (-> device tensors)."""
         batch, count = self.token.shape
@@ -169,36 +178,39 @@ class DraftTree:
     Args:
         nodes: rows a pass has for them.
         memory: `TrajectoryMemory` with runners, whose first neighbours are those at the distances 1, 2 and 3.
+        full: every pass gets all its rows, dead nodes included (passes of one shape).
     """
 
-    def __init__(self, nodes, memory):
-        self.nodes, self.memory = nodes, memory
+    def __init__(self, nodes, memory, full=False):
+        self.nodes, self.memory, self.full = nodes, memory, full
 
-    def grow(self, tokens, fixed, fronts, ends):
-        """The best `Nodes` for windows from `fronts` [A] to `ends` [A], None where there are none.
+    def grow(self, tokens, fixed, fronts, ends, lanes):
+        """The best `Nodes` for windows from `fronts` [A] to `ends` [A]; None where there are none, unless `full`.
 
         A child is less likely than its parent, so the best nodes of all levels always include their parents.
 
         Args:
             tokens: int64 [A, N+1] decided tokens and drafts. fixed: int64 [A, N+1] given tokens, -1 elsewhere.
+            lanes: rows of the chain in this pass.
         """
         view = _View(tokens, fixed, ends)
         levels = [self._trunk(view, fronts)]
         while len(levels) < DEPTH and levels[-1].chance.size:
             levels.append(self._children(view, levels[-1]))
         sizes = np.array([level.chance.shape[1] for level in levels])
-        if not sizes.sum():
+        if not self.full and not sizes.sum():
             return None
         level = np.repeat(np.arange(len(levels)), sizes)
         total = Candidates(*(np.concatenate(part, 1) for part in zip(*(level.arrays() for level in levels))))
         pick = total.best(self.nodes)
         chosen = total.take(pick)
-        if not (chosen.chance > 0).any():
+        if not self.full and not (chosen.chance > 0).any():
             return None
         above = (np.cumsum(sizes) - sizes)[level[pick] - 1] + chosen.parent  # a parent's index among all candidates
         # where it went among the chosen; -1 for those that hang on the chain
         up = np.where(level[pick] > 0, (total.where(pick))[view.rows, np.where(level[pick] > 0, above, 0)], -1)
-        return self._nodes(view, chosen, up, int((ends - fronts).max()))
+        grown = self._nodes(view, chosen, up, lanes)
+        return grown.padded(self.nodes) if self.full else grown
 
     def _trunk(self, view, fronts):
         """Alternatives to the drafts of the chain itself."""

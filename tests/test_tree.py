@@ -69,7 +69,7 @@ def grown(rng, nodes=9, batch=2, window=8):
         memory.record(memory.context(tokens, positions), answers, positions, everywhere, runners, gaps)
     fronts = np.array([3, 14])
     fixed = np.full_like(tokens, -1)
-    return DraftTree(nodes, memory).grow(tokens, fixed, fronts, fronts + window), tokens, fronts, window
+    return DraftTree(nodes, memory).grow(tokens, fixed, fronts, fronts + window, window), tokens, fronts, window
 
 
 def path_of(nodes, sample, node, lanes):

@@ -5,6 +5,16 @@ import torch
 from .kv_cache import KVCache
 
 PREFILL = 512  # tokens a pass
+KEYS = 256  # keys that a pass of fixed shape looks at, in steps of
+
+
+def fixed_shapes(device):
+    """Shall all window passes have one shape (few shapes of the keys)?
+
+    An accelerator then chooses its kernels once, and a pass can be captured as a CUDA graph; a CPU would pay for
+    every row that fills a shape up.
+    """
+    return torch.device(device).type != "cpu"
 
 
 class Session:
@@ -23,6 +33,7 @@ class Session:
 
     def __init__(self, decoder, family, plan, streams, fixed, prefix, device, scratch=0):
         self.decoder, self.device, self.dtype = decoder, device, decoder.dtype
+        self.keys = KEYS if fixed_shapes(device) else 1
         self.streams = len(streams)
         cfg, batch = decoder.cfg, len(fixed)
         lengths = [stream.length for stream in streams]
@@ -94,7 +105,7 @@ class Session:
             x = torch.where((before < 0)[..., None], self.last[: len(x), None], x)
         # padding lands in the slot behind the row's last one, which nothing reads
         slots = before + self.offset[: len(x)]
-        length = min(self.longest + length, self.cache.slots + 1)
+        length = min(-(-(self.longest + length) // self.keys) * self.keys, self.cache.slots + 1)
         blocked, nodes = (None, None) if visible is None else self._blocked(visible, length)
         hidden = self._forward(x, slots, length, blocked, nodes)
         return self.decoder.logits(hidden).unflatten(0, (-1, s))
