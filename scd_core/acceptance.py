@@ -152,6 +152,11 @@ class Method:
     window: int = 0
     start: str = ""
 
+    @property
+    def proactive(self):
+        """Further candidates for the next token may be drawn from the law of its draft (see `proactive`)."""
+        return self.needs_q and self.relax is None and self.layout == "window"
+
     def relaxed(self, view, strength):
         """bool [B, W]: drafts that the relaxation would commit, by the exact test's uniforms. None: no such rule."""
         if self.relax is None or strength == 0:

@@ -24,6 +24,12 @@ def inverse_cdf(weights, u):
     return index.clamp_(max=weights.shape[-1] - 1)
 
 
+def residual(p, q):
+    """Weights fp32 [..., V] of what is left of p beyond q: max(p - q, 0), or p itself where nothing is left."""
+    left = (p - q).clamp_(min=0)
+    return left.addcmul_(p, (left.sum(-1, keepdim=True) <= 0).float())
+
+
 def maximal(p, q, draft, u, v):
     """The maximal coupling of q and p, given the draft (the modified rejection sampling of SJD, arXiv 2410.01699).
 
@@ -40,9 +46,7 @@ def maximal(p, q, draft, u, v):
     """
     x = draft.unsqueeze(-1)
     kept = u * q.gather(-1, x).squeeze(-1) < p.gather(-1, x).squeeze(-1)
-    residual = (p - q).clamp_(min=0)
-    residual.addcmul_(p, (residual.sum(-1, keepdim=True) <= 0).float())  # p, where nothing is left
-    return torch.where(kept, draft, inverse_cdf(residual, v)), kept
+    return torch.where(kept, draft, inverse_cdf(residual(p, q), v)), kept
 
 
 def gumbel_argmax(log_p, gumbel):

@@ -52,8 +52,11 @@ class Run:
         self.allowed = None if plan.allowed is None else plan.allowed.to(device)
         self.passes = 0
         self.strength = method.strength if settings.relax < 0 else settings.relax
-        grows = method.memory and settings.memory and self.window > 1
-        self.nodes = settings.nodes if grows else 0
+        self.nodes = 0
+        if self.window > 1 and method.memory and settings.memory:
+            self.nodes = settings.nodes
+        elif self.window > 1 and method.proactive:
+            self.nodes = min(settings.nodes, plan.vocab - 1)
         if not self.active:
             return
         order = [s.sample for s in self.active]
@@ -73,11 +76,11 @@ class Run:
             return
         span = max(s.span(self.window) for s in self.active)
         self.lanes = span if fixed_shapes(device) else 0  # 0: as many as a pass has
-        runners = RUNNERS if self.nodes else 0
+        runners = RUNNERS if self.nodes and method.memory else 0
         self.state = WindowState(
             plan, method, fixed[order].numpy(), noise, span, self.stride, device, settings.memory, runners
         )
-        self.tree = DraftTree(self.nodes, self.state.memory, bool(self.lanes)) if self.nodes else None
+        self.tree = DraftTree(self.nodes, self.state.memory, bool(self.lanes)) if runners else None
         self.clock.lap("rest")
 
     def step(self):
@@ -95,10 +98,12 @@ class Run:
         ids = self.draft_ids(positions, fronts, drawn)
         before = np.where(valid, positions - 1, self.plan.length)
         nodes = self.tree and self.tree.grow(state.tokens[:batch], state.fixed[:batch], fronts, ends, len(lane))
+        if self.nodes and self.method.proactive:
+            nodes = Guesses.draw(self.nodes, state, ids, positions, sizes, self.passes)
         inputs, visible = ids[:, :-1], None
         if nodes is not None:
             visible = nodes.visible(before, self.plan.length, self.device)
-            inputs = torch.cat([inputs, self.to_device(nodes.token)], 1)
+            inputs = torch.cat([inputs, nodes.fed(self.device)], 1)
             before = np.concatenate([before, np.where(nodes.live, nodes.position, self.plan.length)], 1)
         self.clock.lap("rest")
         logits = self.session.window(
@@ -134,7 +139,7 @@ class Run:
 
         Args:
             logits: [A, S, W + M, V]. ids: int64 [A, W] drafts, both on the device.
-            positions, valid: arrays [A, W]. lane: [W]. sizes: [A, 1]. nodes: M `Nodes` of a draft tree, or None.
+            positions, valid: arrays [A, W]. lane: [W]. sizes: [A, 1]. nodes: M `Nodes` or `Guesses`, or None.
 
         Returns:
             positions committed by each sample, list of int.
@@ -143,7 +148,7 @@ class Run:
         looked = positions
         if nodes is not None:
             looked = np.concatenate([positions, np.minimum(nodes.position + 1, self.plan.length - 1)], 1)
-            ids = torch.cat([ids, ids.new_full(nodes.token.shape, state.base)], 1)
+            ids = torch.cat([ids, nodes.behind(ids, state.base)], 1)
         view = Verdict(
             scores=token_scores(logits, self.law, self.family.guidance, self.allowed),
             # the drafts of given positions may lie outside of the vocabulary; what becomes of them does not matter
@@ -158,17 +163,23 @@ class Run:
         token, kept = method.accept(view)
         redraft = method.couple(view, token)
         relaxed = method.relaxed(view, self.strength)
+        if relaxed is not None and self.allowed is not None:
+            relaxed &= self.allowed[view.draft]  # a first draft may be any token, and a relaxation may like it
+        hit = None if nodes is None else nodes.judge(view, token, kept)
         packed = [token, redraft, kept.long(), view.broken().long()]
         if relaxed is not None:
             packed += [view.draft, relaxed.long()]
         if self.tree is not None:
             packed += runners_of(view.best)
+        if hit is not None:
+            packed.append(hit[:, None].expand_as(token))
         # the pass's one host synchronisation
         packed = torch.stack(packed).cpu().numpy()
         if state.laws is not None:
             # a given prefix is prefilled when a sample runs alone: in company its laws stay unknown all the same
             own = positions >= np.array([s.free[0] for s in self.active])[:, None]
-            state.laws.write(positions, method.remember(view, token, kept), valid & own)
+            law = method.remember(view, token, kept)[:, : len(lane)]
+            state.laws.write(positions, law, valid & own)
         return self.commit(packed, positions, valid, lane, sizes, nodes)
 
     def commit(self, packed, positions, valid, lane, sizes, nodes):
@@ -190,8 +201,8 @@ class Run:
         if state.memory is not None:
             self.remember(packed, new, positions, valid, nodes)
         if nodes is not None:
-            answers = packed[0, :, w:] + state.base
-            n, taken = nodes.follow(n, positions[:, 0], new, answers, state.fixed)
+            told = packed[0, :, w:] + state.base if self.tree is not None else packed[-1, :, 0]
+            n, taken = nodes.follow(n, positions[:, 0], new, told, state.fixed)
             if taken is not None:
                 self.session.settle(*map(self.to_device, taken))
         behind = lane >= n[:, None]

@@ -14,7 +14,12 @@ MASK = (1 << 64) - 1
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 # one constant a use; a stream is never used for two decisions
-GUMBEL, ACCEPT, RESIDUAL, REDRAW, START = (0xA24BAED4963EE407 * k & MASK for k in range(1, 6))
+GUMBEL, ACCEPT, RESIDUAL, REDRAW, START, LAST = (0xA24BAED4963EE407 * k & MASK for k in range(1, 7))
+
+
+def further(use, count):
+    """Constants of `count` more streams for the use 0 or 1 (candidates beside a draft: their drawing, their test)."""
+    return [0xA24BAED4963EE407 * (7 + 2 * k + use) & MASK for k in range(count)]
 
 
 def _signed(x):

@@ -17,7 +17,8 @@ class Settings:
         method: a key of `METHODS`. window: free positions a pass looks at. start: a key of `STARTS` or "auto".
         seed: 0 .. 2**64-1. batch: samples; sample numbers are first_sample, first_sample + 1, ...
         memory: trajectory memory (seed-exact and jacobi).
-        nodes: rows a pass spends on a draft tree beside its window (seed-exact and jacobi); needs the memory.
+        nodes: rows a pass spends beside its window: on a draft tree (seed-exact and jacobi; needs the memory), or on
+            further candidates for the next token (sjd, scd-maximal, scd-gumbel).
         relax: strength of a relaxed method, 0 (exact) to 1 (published constants); -1: the method's own.
         relax_budget: drafts of one sample that may be committed by relaxation alone; -1: any number.
         row_context: columns that a row has before the next one opens (layout "rows"); -1: a quarter of them.

@@ -29,37 +29,23 @@ STAY_GIVEN = 0.99  # a token that the plan gives; below 1, so that a child stays
 
 
 @dataclass
-class Nodes:
-    """The nodes of one pass, host arrays [A, M]; a parent comes before its children.
+class Beside:
+    """Rows that a pass has beside its windows, host arrays [A, M].
 
     Attributes:
-        parent: row that answers the node's position: lane of the chain, or W + node.
-        position, token: what the node guesses. live: False for padding.
-        root: chain position at which the node's path left the chain.
-        context: int32 [A, M, C] neighbours of the position behind the node, for the memory.
-        sees: bool [A, M, M] nodes on the path, itself included.
+        position: place of the token that a row guesses. live: False for padding.
+        root: first position at which what a row sees may differ from the chain.
+        sees: bool [A, M, M] rows that a row sees, itself included.
     """
 
-    parent: np.ndarray
     position: np.ndarray
-    token: np.ndarray
     live: np.ndarray
     root: np.ndarray
-    context: np.ndarray
     sees: np.ndarray
 
-    def padded(self, count):
-        """The same followed by dead nodes, `count` in all."""
-        extra, arrays = count - self.token.shape[1], []
-        for field in fields(self):
-            array = getattr(self, field.name)
-            ends = [(0, extra if axis == 1 or (axis == 2 and field.name == "sees") else 0) for axis in range(array.ndim)]
-            arrays.append(np.pad(array, ends))
-        return Nodes(*arrays)
-
     def visible(self, before, length, device):
-        """`Visible` of a pass that feeds the chain at `before` [A, W] and then the nodes (-> device tensors)."""
-        batch, count = self.token.shape
+        """`Visible` of a pass that feeds the chain at `before` [A, W] and then these rows (-> device tensors)."""
+        batch, count = self.live.shape
         lanes = before.shape[1]
         top = np.concatenate([before, np.where(self.live, self.root - 1, length)], 1)
         sees = np.zeros((batch, lanes + count, count), dtype=bool)
@@ -68,6 +54,42 @@ class Nodes:
         nodes[:, lanes:] = np.where(self.live, np.arange(count), -1)
         top, sees, nodes = (torch.from_numpy(a).to(device, non_blocking=True) for a in (top, sees, nodes))
         return Visible(top, sees=sees, nodes=nodes)
+
+
+@dataclass
+class Nodes(Beside):
+    """The nodes of one pass; a parent comes before its children.
+
+    Attributes:
+        parent: int [A, M] row that answers the node's position: lane of the chain, or W + node.
+        token: int [A, M] what the node guesses.
+        context: int32 [A, M, C] neighbours of the position behind the node, for the memory.
+    """
+
+    parent: np.ndarray
+    token: np.ndarray
+    context: np.ndarray
+
+    def padded(self, count):
+        """The same followed by dead nodes, `count` in all."""
+        extra, arrays = count - self.token.shape[1], []
+        for field in fields(self):
+            array = getattr(self, field.name)
+            grows = (1, 2) if field.name == "sees" else (1,)
+            ends = [(0, extra if axis in grows else 0) for axis in range(array.ndim)]
+            arrays.append(np.pad(array, ends))
+        return Nodes(*arrays)
+
+    def fed(self, device):
+        """Token ids int64 [A, M] on the device."""
+        return torch.from_numpy(self.token).to(device, non_blocking=True)
+
+    def behind(self, ids, base):
+        """Drafts int64 [A, M] of the positions behind the nodes: none, since acceptance is by match."""
+        return ids.new_full(self.token.shape, base)
+
+    def judge(self, view, token, kept):
+        """The answers of all rows stand as they are: acceptance is by match."""
 
     def follow(self, counts, front, new, answers, fixed):
         """Walk from the chain's last committed token into the nodes.
@@ -262,4 +284,4 @@ class DraftTree:
         context = self.memory.context(view.tokens, np.minimum(position + 1, view.last))
         context[..., :3] = chosen.path
         parent = np.where(up >= 0, lanes + up, chosen.parent)
-        return Nodes(parent, position, chosen.token, live, chosen.root, context, sees)
+        return Nodes(position, live, chosen.root, sees, parent, chosen.token, context)

@@ -34,14 +34,15 @@ def _which(decoder):
 def choose_shape(decoder, family, plan, streams, method, batch, law, device, window=0, nodes=AUTO):
     """(window, tree nodes) for a run; what the user gave (window above 0, nodes not `AUTO`) stays.
 
-    Measured for seed-exact and jacobi, from a table for the others, (1, 0) for autoregressive.
+    Measured for seed-exact and jacobi, from a table for the others (no nodes of their own accord), (1, 0) for
+    autoregressive.
     """
     rule, clip = METHODS[method], plan.frames > 1
     if rule.sequential:
         return 1, 0
     if not rule.memory:
         table = TABLE if torch.device(device).type == "cpu" else ON_ACCELERATOR
-        return window or min(rule.window or table[clip], plan.length), 0
+        return window or min(rule.window or table[clip], plan.length), max(nodes, 0) if rule.proactive else 0
     if window and nodes != AUTO:
         return window, nodes
     commits = dict(zip(LENGTHS, COMMITS[clip]))

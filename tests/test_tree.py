@@ -40,7 +40,7 @@ def test_row_of_a_batch_is_the_single_run(decoder):
 
 
 def test_no_tree_without_memory_or_match(decoder):
-    cases = ({"method": "seed-exact", "memory": False}, {"method": "scd-maximal"}, {"method": "autoregressive"})
+    cases = ({"method": "seed-exact", "memory": False}, {"method": "csd"}, {"method": "autoregressive"})
     for settings in cases:
         _, report = draw(decoder, PLAN, seed=1, window=7, nodes=8, **settings)
         assert report.settings["nodes"] == 0

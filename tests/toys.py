@@ -42,11 +42,14 @@ class ToySession:
         self.toy, self.dtype, self.plan = decoder, decoder.dtype, plan
         self.known = torch.full((len(fixed), plan.length + 1), UNKNOWN)
         self.known[:, :prefix] = fixed[:, :prefix]
+        self.beside = torch.full((len(fixed), scratch), UNKNOWN)  # tokens of rows beside the window
 
     def window(self, tokens, before, length, opening, visible=None):
-        assert visible is None or visible.nodes is None, "a board of one token a position has no place for trees"
         spare = self.known.shape[1] - 1
         where = torch.where(before >= 0, before, spare)
+        if visible is not None and visible.nodes is not None:
+            where = torch.where(visible.nodes < 0, where, spare)
+            assert visible.sees.sum(2).max() <= 1, "a board has no place for paths of more than one token"
         self.known[: len(tokens)].scatter_(1, where, tokens)
         self.known[:, spare] = UNKNOWN
         known, positions = self.known[: len(tokens)], (before + 1).clamp(max=self.plan.length - 1)
@@ -55,11 +58,20 @@ class ToySession:
         # every input sees a board of its own; padding has none, and position 0 asks for none
         positions = torch.where(before < spare, positions, 0)
         column = torch.arange(spare)
-        inside = (column <= visible.top[..., None]) & (visible.settled[:, None] | (column >= visible.floor[..., None]))
+        inside = column <= visible.top[..., None]
+        if visible.floor is not None:
+            inside &= visible.settled[:, None] | (column >= visible.floor[..., None])
         seen = torch.where(inside, known[:, None, :spare], UNKNOWN)
         seen = torch.cat([seen, torch.full((*before.shape, 1), UNKNOWN)], 2)
+        if visible.nodes is not None:  # a row beside the window sees its own token too
+            row, lane = torch.nonzero(visible.nodes >= 0, as_tuple=True)
+            seen[row, lane, before[row, lane]] = tokens[row, lane]
+            self.beside[row, visible.nodes[row, lane]] = tokens[row, lane]
         lanes = range(before.shape[1])
         return torch.cat([self.toy.logits(seen[:, i], positions[:, i : i + 1]) for i in lanes], 1)[:, None]
+
+    def settle(self, samples, nodes, positions):
+        self.known[samples, positions] = self.beside[samples, nodes]
 
     def move(self, source, target):
         self.known[target] = self.known[source]
@@ -262,12 +274,13 @@ def row_end_plan(rows=4, cols=5, vocab=12, base=0, end=None):
 
 @torch.inference_mode()
 def draw(decoder, plan, streams=None, kept=None, callback=None, family=None, variant=None, method="seed-exact",
-         law=None, **settings):
+         law=None, keep_on=(), **settings):
     """The real decode loop on a real decoder: (tokens, report)."""
     streams = streams or word_streams(plan.vocab)
     settings = loop.Settings(method=method, law=law or LawSettings(), **settings)
     return loop.decode(
-        decoder, family or ToyFamily(), plan, streams, settings, kept=kept, callback=callback, method=variant
+        decoder, family or ToyFamily(), plan, streams, settings, kept=kept, callback=callback, method=variant,
+        keep_on=keep_on,
     )
 
 
