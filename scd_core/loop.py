@@ -27,6 +27,7 @@ from .models.session import Session, fixed_shapes
 from .noise import Noise
 from .report import DecodeReport, token_hash
 from .settings import Clock, Progress, Settings
+from .spatial import Forecast, check_spatial
 from .state import Frontier, WindowState
 from .tree import GAP_SCALE, RUNNERS, DraftTree, runners_of
 
@@ -40,9 +41,10 @@ class Run:
         self.clock = Clock()
         self.window = 1 if method.sequential else max(1, min(settings.window, plan.length))
         self.law = replace(settings.law, temperature=0.0) if method.greedy else settings.law
-        self.start_name = automatic_start(method, plan) if settings.start == "auto" else settings.start
+        self.start_name = automatic_start(method, plan) if settings.start == "auto" or method.heads else settings.start
         self.start = STARTS[self.start_name]
         self.stride = stride_of(self.start, plan)
+        check_spatial(method, settings.block_rows, family, decoder)
         fixed = plan.fixed(settings.batch, kept)
         self.rows = None  # `Rows`, where a pass does not look at the raster window
         frontier = Frontier if method.layout == "window" else LineFrontier
@@ -70,7 +72,11 @@ class Run:
         noise = Noise(settings.seed, [settings.first_sample + b for b in order])
         if method.layout != "window":
             given = fixed[order].numpy()
-            self.rows = Rows(plan, method, settings, self.window, self.start, given, noise, prefix, device)
+            forecast = None
+            if method.heads:
+                heads = family.heads.load(decoder, device)
+                forecast = Forecast(heads, self.law, family.guidance, self.allowed)
+            self.rows = Rows(plan, method, settings, self.window, self.start, given, noise, prefix, device, forecast)
             self.state, self.tree = self.rows.state, None
             self.clock.lap("rest")
             return
@@ -178,7 +184,7 @@ class Run:
         if state.laws is not None:
             # a given prefix is prefilled when a sample runs alone: in company its laws stay unknown all the same
             own = positions >= np.array([s.free[0] for s in self.active])[:, None]
-            law = method.remember(view, token, kept)[:, : len(lane)]
+            law = method.remember(view, token, kept)[:, : positions.shape[1]]
             state.laws.write(positions, law, valid & own)
         return self.commit(packed, positions, valid, lane, sizes, nodes)
 
@@ -296,7 +302,7 @@ class Run:
     def lossless(self):
         method, settings = self.method, self.settings
         if method.layout != "window":
-            return keeps_law(method, self.plan, settings.row_context, settings.rounds)
+            return keeps_law(method, self.plan, settings.row_context, settings.rounds, settings.block_rows)
         return method.lossless or (method.relax is not None and self.strength == 0)
 
     def report(self):
@@ -309,6 +315,7 @@ class Run:
         context = context_columns(self.method, self.plan, self.settings.row_context)
         settings["row_context"] = context if layout == "rows" else None
         settings["rounds"] = self.settings.rounds if layout == "row-block" else None
+        settings["block_rows"] = self.settings.block_rows if layout == "row-block" else None
         cells = self.plan.cells.numpy() >= 0
         visits = np.stack([s.visits[cells] for s in self.samples])
         return DecodeReport(
