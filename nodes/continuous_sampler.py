@@ -2,12 +2,16 @@
 
 import torch
 from comfy_api.latest import io, ui
+from PIL import Image
 
+from ..scd_core.budget import codec_bytes
 from ..scd_core.continuous.cspd import MODES
-from ..scd_core.continuous.sampler import OWN, Settings, check_pair, resolve, sample, working_bytes
+from ..scd_core.continuous.sampler import OWN, Settings, as_latents, check_pair, resolve, sample, working_bytes
 from . import host
-from .sampler import read_prompt
-from .sampler_inputs import seed_input
+from .acceptance_map import sheet
+from .preview import SIDE, TILES, Preview, pale
+from .sampler import check_choice, kept_on, read_prompt, watch
+from .sampler_inputs import ON_CANCEL, PREVIEWS, on_cancel_input, seed_input
 from .sockets import LATENTS, MODEL, PROMPT, Latents
 
 
@@ -64,6 +68,25 @@ def _law():
     ]
 
 
+class CanvasPreview(Preview):
+    """Live preview of a canvas of vectors: what is drawn, sharp, the rest grey.
+
+    Args:
+        codec: `CodecHandle` of the model.
+    """
+
+    def __init__(self, codec):
+        place = codec.patcher.load_device
+        super().__init__(None, lambda latents: codec.net.decode(latents.to(place)), fatal=host.Interrupted)
+
+    def _picture(self, progress):
+        canvas = as_latents(progress.canvas[:TILES])
+        known = progress.known[:TILES].unflatten(1, canvas.shape[-2:])
+        picture = sheet(pale(self.decode(canvas).float().cpu(), known))
+        grown = max(1, SIDE // max(picture.shape[:2]))
+        return Image.fromarray(picture.repeat(grown, 0).repeat(grown, 1))
+
+
 class ContinuousSpeculativeSampler(io.ComfyNode):
     @classmethod
     def define_schema(cls):
@@ -82,6 +105,11 @@ class ContinuousSpeculativeSampler(io.ComfyNode):
                     "draft_model", optional=True,
                     tooltip="AR_MODEL of a second Load AR Model with a smaller MAR. Without one the model draws alone.",
                 ),
+                on_cancel_input(),
+                io.Combo.Input(
+                    "preview", options=list(PREVIEWS), default="auto", optional=True,
+                    tooltip="auto: shows the picture growing; what is not drawn yet is grey. Changes no token.",
+                ),
             ],
             outputs=[
                 LATENTS.Output(display_name="AR_LATENTS", tooltip="The drawn vectors, for VQ Decode."),
@@ -95,7 +123,10 @@ class ContinuousSpeculativeSampler(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, positive, mode="block", seed=0, gamma=8, prefill=0.05, tau=1.0, steps=0, diffusion_steps=0,
-                temperature=OWN, cfg=OWN, batch_size=1, draft_model=None):
+                temperature=OWN, cfg=OWN, batch_size=1, draft_model=None, on_cancel=ON_CANCEL[0],
+                preview=PREVIEWS[0]):
+        keep_on = kept_on(on_cancel)
+        check_choice("preview", preview, PREVIEWS)
         family, other = model.family, draft_model and draft_model.family
         check_pair(family, other)
         prompt = read_prompt(positive, model, "positive")
@@ -106,21 +137,20 @@ class ContinuousSpeculativeSampler(io.ComfyNode):
             ),
             family,
         )
+        show, codec, size = preview == "auto", model.codec, family.sizes[0]
         models = [model] if draft_model is None else [model, draft_model]
+        models += [codec] if show else []
         item_size = torch.empty(0, dtype=model.net.dtype).element_size()
         needed = working_bytes(family.decoder_config, settings, item_size, drafted=other is not None)
+        if show:
+            needed += codec_bytes(codec.net.cfg, size.width, size.height, min(TILES, batch_size))
         host.load([each.patcher for each in models], needed)
         draft = draft_model and (draft_model.net, other)
+        picture = CanvasPreview(codec) if show else None
         drawn = sample(
-            model.net, family, prompt, settings, draft, model.patcher.load_device, watch(), host.check_interrupt
-        )
+            model.net, family, prompt, settings, draft, model.patcher.load_device, watch(picture),
+            host.check_interrupt, keep_on
+        )  # fmt: skip
         report = drawn.report.text().replace("\n", "  \n")  # the page reads it as Markdown, where this ends a line
-        size = family.sizes[0]
         latents = Latents(drawn.latents[:, None], size.width, size.height, model.name, family.title)
         return io.NodeOutput(latents, report, ui=ui.PreviewText(report))
-
-
-def watch():
-    """The run's callback: progress in tokens."""
-    bar = host.Progress(1)
-    return lambda progress: bar(progress.done, progress.total)

@@ -17,12 +17,18 @@ from comfy_api.latest import io
 
 from ..scd_core.checkpoint import list_models, resolve_model
 from ..scd_core.errors import UserError
-from ..scd_core.models.load import BUNDLED, DTYPES, choose_dtype, native_bf16
+from ..scd_core.models.load import DTYPES, SHIPPED, choose_dtype, native_bf16
+from .naming import portable
 
 FOLDER = "ar_models"
-BUNDLED_NAME = "bundled (pictures and clips)"
+# what comes with the pack: names in the list, and in `SHIPPED`
+BUNDLED_NAMES = {
+    "bundled (pictures and clips)": "bundled",
+    "bundled MAR (one subject)": "mar",
+    "bundled MAR draft (one subject)": "mar-draft",
+}
 
-Interrupted = mm.InterruptProcessingException
+Interrupted = mm.InterruptProcessingException  # the host's layers raise it too, in the middle of a pass
 log = logging.getLogger(__name__)
 
 OutOfMemory = (mm.OOM_EXCEPTION,) if mm.OOM_EXCEPTION is not Exception else (torch.OutOfMemoryError,)
@@ -51,13 +57,13 @@ def model_roots():
 
 
 def model_names():
-    """What Load AR Model offers: the bundled model, then whatever lies in the folders. Never raises."""
-    return [BUNDLED_NAME, *list_models(model_roots())]
+    """What Load AR Model offers: the bundled models, then whatever lies in the folders. Never raises."""
+    return [*BUNDLED_NAMES, *list_models(model_roots())]
 
 
 def model_path(name):
     """Path of a listed model, also when the name was written on another machine. Raises UserError."""
-    return BUNDLED if name == BUNDLED_NAME else resolve_model(name, model_roots())
+    return SHIPPED[BUNDLED_NAMES[name]] if name in BUNDLED_NAMES else resolve_model(name, model_roots())
 
 
 # --- devices, number formats, weights --------------------------------------------------------------------------
@@ -213,13 +219,20 @@ def output_path(prefix, ending, width, height, keep):
         UserError: the prefix leads out of the folder, or names nothing.
     """
     base = os.path.abspath(folder_paths.get_output_directory() if keep else folder_paths.get_temp_directory())
-    target = os.path.abspath(os.path.join(base, prefix))
+    name = portable(prefix)
+    target = os.path.abspath(os.path.join(base, name or os.sep))
     if not _inside(base, target):
         raise UserError(
             f"filename_prefix {prefix!r} is no name inside the output folder: use a plain name, with subfolders if "
             "you like (SCD/clip)"
         )
-    folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, base, width, height)
+    # looked for where links lead, and the name itself is new: no link can stand in its place
+    if not _inside(os.path.realpath(base), os.path.join(os.path.realpath(os.path.dirname(target)), "file")):
+        raise UserError(
+            f"filename_prefix {prefix!r} goes through a link out of the output folder: use another subfolder, or start "
+            "ComfyUI with --output-directory to write elsewhere"
+        )
+    folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(name, base, width, height)
     tail = f"_{ending}" if ending else ""  # a folder needs no mark that its number ends here
     while os.path.lexists(os.path.join(folder, f"{name}_{counter:05}{tail}")):
         counter += 1

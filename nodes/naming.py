@@ -9,7 +9,9 @@ import re
 
 WORD = re.compile("%([^%]+)%")
 DATE_PART = re.compile("dd?|MM?|hh?|mm?|ss?|yyyy|yy")
-UNSAFE = re.compile(r'[?<>\\:*|"\x00-\x1f\x7f]')
+UNSAFE = re.compile(r'[?<>\\:*|"\x00-\x1f\x7f\ud800-\udfff]')
+DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9\u00b9\u00b2\u00b3])(?=\.|$)", re.IGNORECASE)  # no file on Windows
+LONGEST = 200  # bytes of a name; file systems take 255, and number and ending follow
 DEFAULT_DATE = "yyyy-MM-dd"
 
 
@@ -31,6 +33,27 @@ def expand(prefix, prompt=None, extra_pnginfo=None, now=None):
         return match[0] if value is None else value
 
     return WORD.sub(fill, prefix)
+
+
+def portable(prefix):
+    """The prefix as it can be a path below a folder on every system, or None: absolute, or on a drive of its own.
+
+    Backslashes are slashes, as in graphs from Windows. ".." stays, for whoever joins it to a folder to look where it
+    leads.
+    """
+    prefix = prefix.replace("\\", "/")
+    if prefix.startswith("/") or re.match("[A-Za-z]:", prefix):
+        return None
+    return "/".join(_portable_name(part) for part in prefix.split("/"))
+
+
+def _portable_name(part):
+    """One name of a path: no character, length or meaning that some file system refuses."""
+    if part in ("", ".", ".."):
+        return part
+    part = UNSAFE.sub("_", part).encode()[:LONGEST].decode(errors="ignore")
+    part = part.rstrip(" .") or "_"  # Windows drops these, and would read ".. " as ".."
+    return DEVICE.sub(r"\1_", part) if DEVICE.match(part) else part
 
 
 def _date(form, now):

@@ -4,18 +4,27 @@ from comfy_api.latest import io
 
 from ..scd_core.acceptance import DEFAULT_METHOD, METHODS
 from ..scd_core.drafting import STARTS
-from ..scd_core.generate import MOST_NODES, MOST_ROUNDS
+from ..scd_core.generate import MOST_NODES, MOST_ROUNDS, MOST_ROWS
 from .sockets import MODEL, PROMPT, TOKENS
 
 SEEDS = 0xFFFFFFFFFFFFFFFF
 
 PREVIEWS = ("auto", "off")
+ON_CANCEL = ("discard", "keep")
 
 
 def seed_input():
     return io.Int.Input(
         "seed", default=0, min=0, max=SEEDS, control_after_generate=True,
         tooltip="Chooses the picture. Picture 3 of a batch has its own noise: batch size changes nothing.",
+    )
+
+
+def on_cancel_input():
+    return io.Combo.Input(
+        "on_cancel", display_name="on cancel", options=list(ON_CANCEL), default=ON_CANCEL[0], optional=True,
+        tooltip="keep: Cancel ends the drawing here and hands on what there is. The rest of a picture is guessed, a "
+        "clip ends with its last whole frame. Press Cancel again to end the whole run.",
     )
 
 
@@ -29,7 +38,8 @@ def method_inputs():
             tooltip="seed-exact: the very tokens that autoregressive gives for this seed, in far fewer passes. sjd and "
             "scd: other tokens of the same law. jacobi: always the likeliest token. autoregressive: one token a pass. "
             "csd, gsd, cool-sd: fewer passes still, but the picture only resembles the model's (lossy). pjd, pjd-c, "
-            "zipar: several rows at once (lossy). row-block: row by row in a few corrections (lossy).",
+            "zipar: several rows at once (lossy). row-block: row by row in a few corrections (lossy). "
+            "ssd: the same with trained heads (lossy).",
         ),
         seed_input(),
         io.Int.Input(
@@ -114,8 +124,9 @@ def _later():
     return [
         io.Int.Input(
             "tree_nodes", display_name="tree nodes", default=-1, optional=True, min=-1, max=MOST_NODES,
-            tooltip="seed-exact and jacobi: second-best guesses looked at beside the window. -1: chosen for you, 0: "
-            "none. Needs trajectory memory. Changes the speed, no token.",
+            tooltip="seed-exact and jacobi: second-best guesses looked at beside the window; -1: chosen for you, 0: "
+            "none. They need trajectory memory and change the speed, no token. sjd and scd: further candidates for the "
+            "next token; 3 to 7 save passes, -1 and 0: none.",
         ),
         io.Float.Input(
             "relax", default=-1.0, optional=True, min=-1.0, max=1.0, step=0.05, round=0.001,
@@ -134,8 +145,14 @@ def _later():
         ),
         io.Int.Input(
             "rounds", default=2, optional=True, min=0, max=MOST_ROUNDS,
-            tooltip="row-block: how often a row is corrected at most. More is slower and better. 0: until it is exact "
-            "(lossless).",
+            tooltip="row-block and ssd: how often a row is corrected at most. More is slower and better. 0: until it "
+            "is exact (lossless).",
+        ),
+        on_cancel_input(),
+        io.Int.Input(
+            "block_rows", display_name="rows at once", default=1, optional=True, min=1, max=MOST_ROWS,
+            tooltip="row-block and ssd: rows that are guessed together. With 2 the second is corrected along with the "
+            "first: fewer passes, rougher.",
         ),
     ]
 

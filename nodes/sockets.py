@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from comfy_api.latest import io
 
-from ..scd_core.errors import UserError
+from ..scd_core.given import for_plan
 from ..scd_core.prompt import Prompt
 
 MODEL = io.Custom("SCD_MODEL")
@@ -18,12 +18,13 @@ LATENTS = io.Custom("SCD_LATENTS")
 
 @dataclass(frozen=True, eq=False)
 class CodecHandle:
-    """AR_VQ: a codec in the host's care. `files` can build another copy of it."""
+    """AR_VQ: a codec in the host's care. `files` can build another copy of it, `book` is what `book_of` tells of it."""
 
     name: str
     family: object = field(repr=False)
     patcher: object = field(repr=False)
     files: object = field(repr=False)
+    book: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def net(self):
@@ -86,6 +87,7 @@ class Tokens:
     Attributes:
         width, height: pixels of one frame. vocab: size of the codebook. model, family: who drew them.
         kept: bool, shape of codes or [1, ...]: cells that a sampler must keep; None: all of them.
+        book: the codebook that the codes count in (`book_of`), None: not known.
     """
 
     codes: torch.Tensor = field(repr=False)
@@ -95,22 +97,11 @@ class Tokens:
     model: str
     family: str
     kept: torch.Tensor | None = field(default=None, repr=False)
+    book: torch.Tensor | None = field(default=None, repr=False)
 
     def given(self, plan):
-        """What a run over `plan` gets as given cells: codes int64 [B, frames, rows, cols], -1 where it draws.
-
-        Fewer frames than the plan has are its first ones. Raises UserError when there are more.
-        """
-        codes = self.codes if self.kept is None else torch.where(self.kept, self.codes, -1)
-        missing = plan.frames - codes.shape[1]
-        if missing < 0:
-            raise UserError(
-                f"kept tokens hold {codes.shape[1]} frames of tokens, this run draws {plan.frames}: raise frames, or "
-                "keep fewer in VQ Encode"
-            )
-        if missing:
-            codes = torch.cat([codes, codes.new_full((len(codes), missing, *codes.shape[2:]), -1)], 1)
-        return codes
+        """What a run over `plan` gets as given cells, see `for_plan`."""
+        return for_plan(self.codes, self.kept, plan)
 
     def get_ram_usage(self):
         """Bytes, asked for by the host's cache."""

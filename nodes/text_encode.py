@@ -35,7 +35,8 @@ class TextEncode(io.ComfyNode):
                     "conditioning",
                     optional=True,
                     tooltip="The prompt as text features from another text encoder, for models that read such features "
-                    "(LlamaGen text to image: flan-t5-xl). The text box is not read then.",
+                    "(LlamaGen text to image: flan-t5-xl; Cosmos video2world: oldt5_xxl with type cosmos in the CLIP "
+                    "loader). The text box is not read then.",
                 ),
             ],
             outputs=[PROMPT.Output(display_name="AR_PROMPT", tooltip="The prompt, for positive or negative.")],

@@ -4,6 +4,7 @@ import torch
 from comfy_api.latest import io
 
 from ..scd_core.budget import codec_bytes
+from ..scd_core.codecs.book import same_book
 from ..scd_core.errors import UserError
 from . import host
 from .sockets import LATENTS, TOKENS, VQ, Latents
@@ -79,6 +80,11 @@ def check(tokens, vq):
         raise UserError(
             f"the tokens come from {tokens.model} with a codebook of {tokens.vocab}, this AR_VQ ({name}) has "
             f"{cfg.codes}: wire AR_VQ of the Load AR Model that drew them"
+        )
+    if not same_book(tokens.book, vq.book):
+        raise UserError(
+            f"the tokens come from {tokens.model}, whose image tokenizer has another codebook than this AR_VQ ({name}):"
+            " wire AR_VQ of the Load AR Model that drew them"
         )
     size = (codes.shape[3] * factor, codes.shape[2] * factor)
     if size != (tokens.width, tokens.height):

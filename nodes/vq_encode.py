@@ -48,7 +48,8 @@ def _inputs():
         ),
         io.Combo.Input(
             "frames_from", display_name="frames from", options=list(ENDS), default=ENDS[0],
-            tooltip="clip: which frames are kept when there are more. end: go on where the clip stops.",
+            tooltip="clip: which frames are kept when there are more. end: go on where the clip stops. auto: as the "
+            "model was made to, Cosmos from the end, others from the start.",
         ),
         io.Mask.Input(
             "mask", optional=True,
@@ -86,7 +87,7 @@ class VQEncode(io.ComfyNode):
         how = Reading(width, height, fit, clip, frames, frames_from, redraw)
         given = prepare(image.cpu(), None if mask is None else mask.cpu(), vq.family, cfg, how)
         codes = run(vq, given.frames, clip)
-        tokens = Tokens(codes, given.width, given.height, cfg.codes, vq.name, vq.family.title, given.kept)
+        tokens = Tokens(codes, given.width, given.height, cfg.codes, vq.name, vq.family.title, given.kept, vq.book)
         place = host.output_device()
         return io.NodeOutput(tokens, given.frames.to(place), given.pixels(cfg).to(place))
 

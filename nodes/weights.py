@@ -5,6 +5,7 @@ import weakref
 
 import torch
 
+from ..scd_core.codecs.book import book_of
 from ..scd_core.errors import UserError
 from ..scd_core.models.load import open_model
 from . import host
@@ -85,7 +86,7 @@ def _load_codec(files):
     devices = host.codec_devices()
     ops = host.operations(torch.float32, torch.float32, devices[0])
     net = files.build("codec", operations=ops, device=devices[1], dtype=torch.float32)
-    return CodecHandle(files.name, files.family, host.patcher(net, devices), files)
+    return CodecHandle(files.name, files.family, host.patcher(net, devices), files, book_of(net))
 
 
 def _load_decoder(files, dtype, codec, fp8=None):
@@ -95,4 +96,6 @@ def _load_decoder(files, dtype, codec, fp8=None):
     net = files.build("decoder", operations=ops, device=devices[1], dtype=dtype, keep_fp8=fp8 is not None)
     if compute != dtype:
         net.compute_dtype = compute
+    if not files.family.continuous:
+        net.embed.device = devices[0]  # its tables may rest elsewhere
     return ModelHandle(files.name, files.family, host.patcher(net, devices), codec)

@@ -1,6 +1,9 @@
 """The same road from a shell.
 
     python -m scd_core generate "fox on snow" --seed 1 --out out
+    python -m scd_core generate "lion on sand" --keep lion.png --redraw lower-half
+    python -m scd_core generate fox --model mar --draft mar-draft --gamma 8
+    python -m scd_core batch PROMPTS.csv --out DIR
     python -m scd_core compare "fox on snow" --frames 8
     python -m scd_core info bundled --json
     python -m scd_core verify FOLDER
@@ -8,66 +11,24 @@
 
 import argparse
 import json
-import re
 import sys
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import torch
-from PIL import Image
 
+from . import batch, shell_continuous, shell_keep
 from .acceptance import DEFAULT_METHOD, METHODS
 from .compare import DEFAULT, compare, method_names, rows_of, table
 from .drafting import STARTS
 from .errors import UserError
-from .generate import OWN, Request, check_request, generate
-from .models.load import BUNDLED, DTYPES, load_model, open_model
+from .generate import OWN, check_request
+from .models.load import DTYPES, load_model, open_model
+from .shell import draw, frames_of, model_path, prompts_of, request_of, stem_of, suffix_of, usable_device, write
+from .shell_stop import first_press
 from .verify import table as table_of
 from .verify import verify
-from .video import write_frames
 from .window import AUTO
-
-
-def usable_device(name):
-    """A torch device that this machine has.
-
-    Raises:
-        UserError.
-    """
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {name!r} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
-    return name
-
-
-def model_path(name):
-    return BUNDLED if name == "bundled" else Path(name)
-
-
-def request_of(args, method):
-    """Command line -> `Request`."""
-    return Request(
-        method=method,
-        seed=args.seed,
-        window=args.window,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        cfg=args.cfg,
-        width=args.width,
-        height=args.height,
-        frames=args.frames,
-        batch=args.batch,
-        start=args.start,
-        memory=not args.no_memory,
-        nodes=args.nodes,
-        relax=args.relax,
-        relax_budget=args.relax_budget,
-        row_context=args.row_context,
-        rounds=args.rounds,
-    )
 
 
 class Bar:
@@ -91,21 +52,6 @@ class Bar:
             self.bar.close()
 
 
-def prompts_of(model, args):
-    """(prompt, negative prompt or None) of the command line."""
-    encode = model.family.text.encode
-    return encode(args.prompt), encode(args.negative) if args.negative else None
-
-
-def draw(model, args, request):
-    """Run one request."""
-    with closing(Bar()) as bar:
-        return generate(
-            model.decoder, model.family, *prompts_of(model, args), request, device=model.device,
-            callback=partial(bar, request.method),
-        )
-
-
 def free_path(folder, stem, suffix):
     """First name of the form stem_001.suffix that does not exist yet."""
     number = 1
@@ -118,18 +64,10 @@ def save(model, drawn, args):
     """Write each sample as PNG or MP4 into --out; returns the paths as strings."""
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = re.sub(r"[^\w-]+", "-", args.prompt).strip("-")[:60] or "empty"
     paths = []
-    for codes in drawn.codes:
-        frames = model.codec.decode_clip(codes.to(model.device)).cpu()
-        if len(frames) > 1:
-            path = free_path(folder, stem, ".mp4")
-            write_frames(frames, path, rate=model.family.frame_rate, fmt="mp4 (h264)")
-        else:
-            path = free_path(folder, stem, ".png")
-            picture = (frames[0] * 255).round().to(torch.uint8).numpy()
-            with open(path, "xb") as file:
-                Image.fromarray(picture).save(file, "PNG")
+    for frames in frames_of(model, drawn):
+        path = free_path(folder, stem_of(args.prompt), suffix_of(frames))
+        write(frames, path, model.family.frame_rate)
         paths.append(str(path))
     return paths
 
@@ -151,14 +89,40 @@ def run_generate(args):
     request = request_of(args, args.method)
     check_request(request)
     model = load_model(model_path(args.model), args.dtype, usable_device(args.device))
-    with torch.inference_mode():
-        drawn = draw(model, args, request)
+    shell_continuous.check_options(args, model.family.continuous, args.default_of)
+    with torch.inference_mode(), closing(Bar()) as bar, first_press(args.keep_partial) as pressed:
+        drawn = draw(model, args, request, lambda *told: bar(*told) or pressed())
         outputs = save(model, drawn, args)
     if args.json:
         put(figures(drawn.report, outputs), args.json)
     if args.json != "-":
         print(drawn.report.text())
         print("\n".join(outputs))
+
+
+def run_batch(args):
+    """A list of prompts; the exit status tells whether every row was drawn."""
+    bar = None
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        bar = tqdm(unit="picture")
+
+    def tell(done, total, failed):
+        if bar is not None:
+            bar.total, bar.n = total, done
+            bar.set_postfix({"failed": failed} if failed else {})
+
+    try:
+        summary = batch.run(args, args.rows, tell)
+    finally:
+        if bar is not None:
+            bar.close()
+    for number, error in sorted(summary.failed.items()):
+        print(f"row {number}: {error}", file=sys.stderr)
+    print(f"{summary.drawn} drawn, {summary.there} there already, {len(summary.failed)} rows failed: "
+          f"{Path(args.out) / batch.RESULTS}")
+    return 1 if summary.failed else 0
 
 
 def run_compare(args):
@@ -212,37 +176,51 @@ def run_verify(args):
     return 1 if wrong else 0
 
 
+def add_drawing(parser):
+    """The options of `generate` and `batch` that `compare` does not have."""
+    parser.add_argument("--method", default=DEFAULT_METHOD, choices=list(METHODS))
+    shell_keep.add_options(parser)
+    shell_continuous.add_options(parser)
+
+
 def options():
     parser = argparse.ArgumentParser(prog="python -m scd_core", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    common = argparse.ArgumentParser(add_help=False)
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--negative", default="", help="what the picture should not be")
+    own.add_argument("--seed", type=int, default=0)
+    own.add_argument("--window", type=int, default=0, help="positions looked at in a pass; 0: automatic")
+    own.add_argument("--temperature", type=float, default=OWN, help="-1: the model's own (also the next three)")
+    own.add_argument("--top-k", type=int, default=OWN)
+    own.add_argument("--top-p", type=float, default=OWN)
+    own.add_argument("--cfg", type=float, default=OWN)
+    own.add_argument("--width", type=int, default=0, help="pixels; 0: the model's own")
+    own.add_argument("--height", type=int, default=0)
+    own.add_argument("--frames", type=int, default=1, help="1: a picture; more: a clip")
+    own.add_argument("--batch", type=int, default=1)
+    own.add_argument("--start", default="auto", choices=["auto", *STARTS], help="first draft of a position")
+    own.add_argument("--no-memory", action="store_true", help="seed-exact without trajectory memory")
+    own.add_argument("--nodes", type=int, default=AUTO, help="rows beside the window; -1: automatic")
+    own.add_argument("--relax", type=float, default=OWN, help="strength of a lossy method, 0 to 1 (as published)")
+    own.add_argument("--relax-budget", type=int, default=-1, help="most tokens taken by relaxation alone; -1: any")
+    own.add_argument("--row-context", type=int, default=OWN, help="pjd, pjd-c, zipar: columns before the next row")
+    own.add_argument("--rounds", type=int, default=2, help="row-block, ssd: corrections of a row; 0: until exact")
+    own.add_argument("--block-rows", type=int, default=1, help="row-block, ssd: rows drafted together")
+    own.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+    own.add_argument("--device", default="cpu")
+    own.add_argument("--model", default="bundled", help="'bundled', 'mar', a model file or a model folder")
+    common = argparse.ArgumentParser(add_help=False, parents=[own])
     common.add_argument("prompt")
-    common.add_argument("--negative", default="", help="what the picture should not be")
-    common.add_argument("--seed", type=int, default=0)
-    common.add_argument("--window", type=int, default=0, help="positions looked at in a pass; 0: automatic")
-    common.add_argument("--temperature", type=float, default=OWN, help="-1: the model's own (also the next three)")
-    common.add_argument("--top-k", type=int, default=OWN)
-    common.add_argument("--top-p", type=float, default=OWN)
-    common.add_argument("--cfg", type=float, default=OWN)
-    common.add_argument("--width", type=int, default=0, help="pixels; 0: the model's own")
-    common.add_argument("--height", type=int, default=0)
-    common.add_argument("--frames", type=int, default=1, help="1: a picture; more: a clip")
-    common.add_argument("--batch", type=int, default=1)
-    common.add_argument("--start", default="auto", choices=["auto", *STARTS], help="first draft of a position")
-    common.add_argument("--no-memory", action="store_true", help="seed-exact without trajectory memory")
-    common.add_argument("--nodes", type=int, default=AUTO, help="rows of a draft tree beside the window; -1: automatic")
-    common.add_argument("--relax", type=float, default=OWN, help="strength of a lossy method, 0 to 1 (as published)")
-    common.add_argument("--relax-budget", type=int, default=-1, help="most tokens taken by relaxation alone; -1: any")
-    common.add_argument("--row-context", type=int, default=OWN, help="pjd, pjd-c, zipar: columns before the next row")
-    common.add_argument("--rounds", type=int, default=2, help="row-block: corrections of a row, 1 to 8; 0: until exact")
-    common.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
-    common.add_argument("--device", default="cpu")
-    common.add_argument("--model", default="bundled", help="'bundled', a model file or a model folder")
     common.add_argument("--json", nargs="?", const="-", help="print figures as JSON, or write them to a file")
     one = commands.add_parser("generate", parents=[common], help="draw a picture or clip")
-    one.add_argument("--method", default=DEFAULT_METHOD, choices=list(METHODS))
     one.add_argument("--out", default="out", help="folder for pictures and clips")
-    one.set_defaults(run=run_generate)
+    one.add_argument("--keep-partial", action="store_true", help="Ctrl-C ends the drawing and writes what there is")
+    add_drawing(one)
+    one.set_defaults(run=run_generate, default_of=one.get_default)
+    rows = commands.add_parser("batch", parents=[own], help="draw a list of prompts, going on where it stopped")
+    batch.add_options(rows)
+    add_drawing(rows)
+    rows.set_defaults(run=run_batch, rows=batch.row_parser(own, add_drawing))
     many = commands.add_parser("compare", parents=[common], help="one prompt, several methods")
     many.add_argument("--methods", default=DEFAULT)
     many.set_defaults(run=run_compare)

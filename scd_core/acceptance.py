@@ -29,6 +29,7 @@ class Verdict:
     def __init__(self, scores, draft, q, gumbel, noise, positions, passes, heads=None):
         self.scores, self.draft, self.q, self.gumbel = scores, draft, q, gumbel
         self.noise, self.positions, self.passes, self.heads = noise, positions, passes, heads
+        self.reused = None  # see `reusable`
 
     @cached_property
     def p(self):
@@ -94,10 +95,12 @@ def reusable(view, token):
 
     Those with p/q above 1/2, but for the first rejected one of each row.
     """
-    rejected = token != view.draft  # a rejection always changes the token
-    seen = rejected.cumsum(1) - rejected.long()
-    start = torch.where(torch.from_numpy(view.heads).to(seen.device), seen, 0).cummax(1).values
-    return (view.ratio() > REUSED) & ~(rejected & (seen == start))
+    if view.reused is None:  # the drafts and their laws both ask
+        rejected = token != view.draft  # a rejection always changes the token
+        seen = rejected.cumsum(1) - rejected.long()
+        start = torch.where(torch.from_numpy(view.heads).to(seen.device), seen, 0).cummax(1).values
+        view.reused = (view.ratio() > REUSED) & ~(rejected & (seen == start))
+    return view.reused
 
 
 def reuse(view, token):
@@ -133,6 +136,7 @@ class Method:
         remember: (view, token, kept) -> law recorded for the drafts.
         layout: which positions a pass looks at: "window" (the next ones), "rows" or "row-block" (see `layout`).
         every_row: rows below the uppermost unfinished one commit a changed token too.
+        heads: first drafts come from the model's trained heads (see `spatial`).
         window, start: those taken where the user leaves them to us; 0 and "": as for all methods.
     """
 
@@ -149,6 +153,7 @@ class Method:
     remember: Callable = newest
     layout: str = "window"
     every_row: bool = True
+    heads: bool = False
     window: int = 0
     start: str = ""
 
@@ -181,5 +186,6 @@ METHODS = {
     "pjd-c": Method(exact, keep, lossless=False, needs_q=True, layout="rows", window=8),
     "zipar": Method(match, keep, lossless=False, needs_gumbel=True, sequential=True, layout="rows"),
     "row-block": Method(exact, keep, lossless=False, needs_q=True, layout="row-block", start="above_law"),
+    "ssd": Method(exact, keep, lossless=False, needs_q=True, layout="row-block", start="uniform", heads=True),
 }
 DEFAULT_METHOD = "seed-exact"

@@ -2,11 +2,15 @@
 
 import math
 
+import torch
+
 from .drafting import keeps_frame_laws
 from .memory import RECORDS
 from .window import LENGTHS, NODES
 
 FLOAT = 4
+GB = 1 << 30
+SPARE = 0.75  # of what did not fit: an estimate that was wrong once is not trusted again
 LAWS = 9  # fp32 numbers an entry of the law: itself, the draft's law, noise, sorting; measured 5 to 10 by method
 
 
@@ -53,3 +57,33 @@ def codec_bytes(cfg, width, height, frames, clip=False):
     own = getattr(cfg, "numbers", None)
     numbers = 6 * frames * cfg.ch * cfg.ch_mult[0] if own is None else own(width, height, frames, clip)
     return int(width * height * numbers * FLOAT)
+
+
+def free_bytes(device):
+    """Bytes that a device has left, infinite where it does not tell."""
+    if torch.device(device).type != "cuda":
+        return math.inf
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def advice(need, batch, window, free):
+    """A sentence on what would fit, after a run that did not.
+
+    Args:
+        need: (batch, window) -> bytes beside the weights. batch, window: of the run. free: bytes that are left.
+    """
+    needed = need(batch, window)
+    room = min(free, SPARE * needed)
+    windows = [1 << k for k in range(2, window.bit_length()) if 1 << k < window]
+    pairs = [
+        max(((batch, w) for w in windows if need(batch, w) <= room), default=None),
+        max(((b, window) for b in range(1, batch) if need(b, window) <= room), default=None),
+    ]
+    if not any(pairs):
+        pairs = [max(((1, w) for w in windows if need(1, w) <= room), default=None)]
+    fits = [f"batch {b} with window {w} (about {need(b, w) / GB:.2g} GB)" for b, w in filter(None, pairs)]
+    return (
+        f"not enough memory for batch {batch} with window {window}, which needs about {needed / GB:.2g} GB beside the "
+        f"weights: try {' or '.join(fits) or 'a smaller size, cfg 1, or a smaller model'}"
+    )

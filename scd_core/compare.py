@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from .acceptance import METHODS
 from .errors import UserError
 from .generate import check_request, generate
+from .spatial import check_spatial
 
 PAPER, INK, FAINT = (24, 24, 27), (228, 228, 231), (63, 63, 70)
 LOSSLESS, LOSSY = (64, 160, 200), (226, 120, 60)  # bars
@@ -42,6 +43,7 @@ def compare(decoder, family, prompt, negative, request, methods, device="cpu", c
     """
     for method in methods:
         check_request(replace(request, method=method))
+        check_spatial(METHODS[method], request.block_rows, family, decoder)
     drawn = []
     for number, method in enumerate(methods):
 

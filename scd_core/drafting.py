@@ -90,8 +90,11 @@ def draft_tokens(state, positions, source):
     return np.where(usable, columns, any_token(state, positions))
 
 
-def draft_laws(state, positions, source):
+def draft_laws(state, positions, source, read=None):
     """First drafts drawn from the laws at `source`, or from the uniform law where there is none.
+
+    Args:
+        read: (positions, source) -> laws fp32 [B, M, V] of the drafts; None: the recorded ones of the sources.
 
     Returns:
         (columns int64 [B, M], law fp32 [B, M, V]) on the device.
@@ -101,7 +104,8 @@ def draft_laws(state, positions, source):
     known = source >= 0
     if known.any():
         have = torch.from_numpy(known).to(device)
-        law = torch.where(have[..., None], state.laws.read(np.maximum(source, 0)), law)
+        at = np.maximum(source, 0)
+        law = torch.where(have[..., None], state.laws.read(at) if read is None else read(positions, at), law)
     if state.gumbels is not None:  # share the position's own noise, so the start is coupled too
         return gumbel_argmax(law.log(), state.gumbels.read(positions)), law
     if not known.any():

@@ -1,18 +1,22 @@
 """The road from a request to tokens: fill in the family's defaults, build plan and streams, decode."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from .acceptance import DEFAULT_METHOD, METHODS
-from .errors import UserError
+from .budget import advice, free_bytes, sampler_bytes
+from .errors import OutOfMemory, UserError, ran_out
 from .law import LawSettings
+from .layout import inputs_of_pass
 from .loop import Settings, decode
-from .window import AUTO, choose_shape
+from .origin import origin
+from .window import AUTO, LENGTHS, choose_shape
 
 MOST_NODES = 512
 MOST_ROUNDS = 8
+MOST_ROWS = 4  # drafted together
 OWN = -1  # "the model's own value" in a request
 
 
@@ -25,7 +29,8 @@ class Request:
         nodes: rows a pass spends on a draft tree; -1: automatic. relax: strength of a lossy method, 0 to 1.
         relax_budget: tokens of a picture that may be taken by relaxation alone; -1: any number.
         row_context: columns that a row has before the next one opens (pjd, pjd-c, zipar); -1: a quarter of them.
-        rounds: corrections of a row at most (row-block), 1 to 8; 0: as many as it takes to be exact.
+        rounds: corrections of a row at most (row-block, ssd), 1 to 8; 0: as many as it takes to be exact.
+        block_rows: rows drafted together (row-block, ssd).
         batch: pictures or clips. first_sample: number of the first one, to draw one of a batch again.
     """
 
@@ -48,6 +53,7 @@ class Request:
     relax_budget: int = -1
     row_context: int = OWN
     rounds: int = 2
+    block_rows: int = 1
 
 
 @dataclass
@@ -105,21 +111,25 @@ def check_request(request):
         raise UserError(f"row context {request.row_context}: use -1 (a quarter of the columns) or at least 1 column")
     if not 0 <= request.rounds <= MOST_ROUNDS:
         raise UserError(f"rounds {request.rounds}: use 0 (until a row is exact) or 1 to {MOST_ROUNDS}")
+    if not 1 <= request.block_rows <= MOST_ROWS:
+        raise UserError(f"rows at once {request.block_rows}: use 1 to {MOST_ROWS}")
 
 
-def generate(decoder, family, prompt, negative=None, request=None, kept=None, device="cpu", callback=None):
+def generate(decoder, family, prompt, negative=None, request=None, kept=None, device="cpu", callback=None,
+             keep_on=()):
     """Draw pictures or a clip.
 
     Args:
         decoder, family: a loaded model. prompt, negative: `Prompt`s (negative None: the family's own).
         request: `Request`. kept: codes [1 or B, frames, rows, cols], -1 where a cell is to be drawn.
-        callback: see `loop.decode`.
+        callback, keep_on: see `loop.decode`. A clip that is stopped early ends with its last whole frame.
 
     Returns:
         `Drawn`.
 
     Raises:
         UserError: sizes, settings or kept tokens that this model cannot use.
+        OutOfMemory: torch's own class, with what would fit.
     """
     request = request or Request()
     check_request(request)
@@ -128,11 +138,43 @@ def generate(decoder, family, prompt, negative=None, request=None, kept=None, de
     plan = family.plan(size)
     streams = family.streams(prompt, negative, plan)
     notes = list(prompt.notes) + (list(negative.notes) if negative is not None else [])
-    window, nodes = choose_shape(
-        decoder, family, plan, streams, request.method, request.batch, law, device, request.window,
-        request.nodes if request.memory else 0,
-    )
-    settings = Settings(
+    window, nodes, short = min(request.window or LENGTHS[-1], plan.length), request.nodes, None
+    try:
+        window, nodes = choose_shape(
+            decoder, family, plan, streams, request.method, request.batch, law, device, request.window,
+            request.nodes if request.memory or METHODS[request.method].proactive else 0,
+        )
+        settings = _settings(request, law, window, nodes)
+        tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback, keep_on=keep_on)
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        short = str(error).partition("\n")[0]
+    if short is not None:  # outside of the handler: the error held the frames that hold the run's tensors
+        tried = replace(request, window=window, nodes=nodes)
+        raise OutOfMemory(f"{_what_fits(decoder, plan, streams, tried, law, device)} ({short})")
+    codes = plan.codes(tokens)
+    if report.stopped is not None and plan.frames > 1:
+        codes = codes[:, : max(1, report.whole_frames)]
+        notes.append(f"the clip ends after {codes.shape[1]} of {plan.frames} frames of tokens")
+    report.notes = notes
+    used = asdict(_as_used(request, size, report.settings))
+    report.origin = {**origin(decoder, family, device, prompt, negative, kept), "request": used}
+    return Drawn(codes, plan, report)
+
+
+def _as_used(request, size, settings):
+    """The request with everything spelled out that the run filled in: it draws the same tokens anywhere."""
+    names = ("window", "nodes", "start", "memory", "relax", "temperature", "top_k", "top_p", "cfg")
+    return replace(
+        request, width=size.width, height=size.height, row_context=settings["row_context"] or OWN,
+        **{name: settings[name] for name in names},
+    )  # fmt: skip
+
+
+def _settings(request, law, window, nodes):
+    """The loop's `Settings` for a request whose law and passes are known."""
+    return Settings(
         method=request.method,
         window=window,
         nodes=nodes,
@@ -145,8 +187,28 @@ def generate(decoder, family, prompt, negative=None, request=None, kept=None, de
         relax_budget=request.relax_budget,
         row_context=request.row_context,
         rounds=request.rounds,
+        block_rows=request.block_rows,
         law=law,
     )
-    tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback)
-    report.notes = notes
-    return Drawn(plan.codes(tokens), plan, report)
+
+
+def needed_bytes(decoder, plan, streams, request, law):
+    """Estimate of what a run needs beside the weights (see `budget.sampler_bytes`)."""
+    rule = METHODS[request.method]
+    window = 1 if rule.sequential else request.window
+    if rule.layout != "window":
+        window = inputs_of_pass(rule, plan, window, request.row_context, request.block_rows)
+    used = streams[: 1 if law.cfg == 1 else 2]
+    item_size = torch.empty(0, dtype=decoder.dtype).element_size()
+    nodes = request.nodes if rule.memory and request.memory else max(request.nodes, 0) if rule.proactive else 0
+    longest = max(stream.length for stream in used)
+    return sampler_bytes(decoder.cfg, item_size, plan, longest, len(used), request.batch, window, nodes)
+
+
+def _what_fits(decoder, plan, streams, request, law, device):
+    """`budget.advice` for a request that did not fit."""
+
+    def need(batch, window):
+        return needed_bytes(decoder, plan, streams, replace(request, batch=batch, window=window), law)
+
+    return advice(need, request.batch, request.window, free_bytes(device))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from .errors import UserError
 
 FITS = ("crop", "stretch", "pad")
-ENDS = ("start", "end")
+ENDS = ("auto", "start", "end")  # auto: `Family.context_end`
 MASKED = 0.5  # a pixel of a soft mask counts as masked from here on
 
 
@@ -45,7 +45,7 @@ class Reading:
     fit: str = "crop"
     clip: bool = False
     frames: int = 0
-    end: str = "start"
+    end: str = "auto"
     redraw: str = "nothing"
 
 
@@ -108,7 +108,7 @@ def prepare(image, mask, family, cfg, how):
     size = drawing_size(family, image.shape[1:3], how.width, how.height, how.clip)
     if how.clip:
         count = context_frames(family, cfg, size, len(image), how.frames)
-        index = pick(len(image), count, how.end)
+        index = pick(len(image), count, family.context_end if how.end == "auto" else how.end)
         image, mask = image[index], mask[index] if len(mask) > 1 else mask
     anew = cells(fit_mask(mask, image.shape[1:3], size.width, size.height, how.fit), cfg.factor)
     if how.clip:
@@ -209,6 +209,25 @@ def pick(given, count, end):
     """Indices of `count` frames at the start or the end of `given` ones; the last one is repeated when they are few."""
     first = max(0, given - count) if end == "end" else 0
     return [min(first + i, given - 1) for i in range(count)]
+
+
+def for_plan(codes, kept, plan):
+    """What a run over `plan` gets as given cells: codes int64 [B, frames, rows, cols], -1 where it draws.
+
+    Args:
+        codes: int64 [B, T, rows, cols], the first token grids of the run. kept: bool like it or [1, ...]; None: all.
+
+    Raises:
+        UserError: there are more grids than the plan has.
+    """
+    codes = codes if kept is None else torch.where(kept, codes, -1)
+    missing = plan.frames - codes.shape[1]
+    if missing < 0:
+        raise UserError(
+            f"kept tokens hold {codes.shape[1]} frames of tokens, this run draws {plan.frames}: raise frames, or keep "
+            "fewer of them"
+        )
+    return torch.cat([codes, codes.new_full((len(codes), missing, *codes.shape[2:]), -1)], 1)
 
 
 def by_grid(anew, compression):

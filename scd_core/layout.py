@@ -6,7 +6,9 @@ of its own row, never those of another (row-causal mask). A row lacks the rest o
 for the whole row above.
 
 Row block (training-free form of SSD, arXiv 2606.20543): the first row by a window; every further row is drafted as a
-whole from the row above, corrected in some rounds of the coupling kernel, and committed.
+whole from the row above, corrected in some rounds of the coupling kernel, and committed. Rows drafted together are
+staged: the first is committed after its rounds, the next after some more of its own (see `rounds_of`). SSD itself is
+the same with drafts from trained heads (see `spatial`).
 
 Both are one mechanism: windows that end with their row, and a rule for what is committed (see `Rows.commit`).
 """
@@ -26,7 +28,16 @@ def context_columns(method, plan, context):
     return max(1, min(round(CONTEXT * plan.cols) if context < 0 else context, plan.cols))
 
 
-def keeps_law(method, plan, context, rounds):
+def rounds_of(down, rounds):
+    """Passes after which the `down`-th row of a block is committed as it is; works on arrays.
+
+    A further row has been corrected together with those before it, so it has one round less of its own: with 5 rounds
+    5 and then 4, the paper's staged mode.
+    """
+    return rounds + (down - 1).clip(0) * (rounds - 1)
+
+
+def keeps_law(method, plan, context, rounds, block=1):
     """Are the tokens those of the model's law? Only where rows come one after another and none is cut short."""
     if not method.every_row:
         return False
@@ -34,14 +45,15 @@ def keeps_law(method, plan, context, rounds):
         return True
     if method.layout == "rows":
         return context_columns(method, plan, context) == plan.cols
-    return rounds == 0 or rounds >= plan.cols  # after round t column t is right (Jacobi ends after so many rounds)
+    # after round t the first t positions are right (Jacobi ends after so many rounds)
+    return rounds == 0 or rounds >= plan.cols + (block > 1)
 
 
-def inputs_of_pass(method, plan, window, context):
+def inputs_of_pass(method, plan, window, context, block=1):
     """About how many inputs a pass of one sample has, for estimates of memory."""
     columns = context_columns(method, plan, context)
     under_way = min(plan.frames * plan.rows, -(-plan.cols // columns) + 1)
-    each = plan.cols if method.layout == "row-block" else min(window or method.window, plan.cols)
+    each = block * plan.cols if method.layout == "row-block" else min(window or method.window, plan.cols)
     return under_way * (each + 1)
 
 
@@ -52,20 +64,26 @@ class Rows:
         plan: `TokenPlan`. method: `Method` with a layout of its own. settings: `Settings`. start: `Start`.
         window: free positions of a row. fixed: int64 array [A, N] given tokens. noise: `Noise` of the active samples.
         prefix: positions that are given for every sample and in the cache, but for the last one.
+        forecast: `Forecast` that makes the first drafts, or None: by `start`.
     """
 
-    def __init__(self, plan, method, settings, window, start, fixed, noise, prefix, device):
+    def __init__(self, plan, method, settings, window, start, fixed, noise, prefix, device, forecast=None):
         self.plan, self.method, self.start = plan, method, start
-        self.lines = lines = Lines(plan)
+        blocks = method.layout == "row-block"
+        self.lines = lines = Lines(plan, settings.block_rows if blocks else 1)
         self.context = context_columns(method, plan, settings.row_context)
         self.width = np.full(len(lines), window)
-        self.rounds = np.zeros(len(lines), dtype=np.int64)  # passes after which a row is committed as it is; 0: never
-        if method.layout == "row-block":
-            self.width[1:], self.rounds[1:] = lines.size[1:], settings.rounds
+        self.due = np.zeros(plan.length, dtype=np.int64)  # passes until a position is committed as it is; 0: never
+        if blocks:
+            self.context, self.width[1:] = int(lines.size.max()), lines.size[1:]
+            if settings.rounds:
+                self.due = np.where(lines.line > 0, rounds_of(lines.down, settings.rounds), 0)
         self.state = LineState(plan, method, fixed, noise, prefix, lines, device)
         self.reach = 0  # rows above the first unfinished one whose laws are starts
         if method.needs_q:
             self._keep_laws(window, fixed)
+        if forecast is not None:
+            forecast.attach(self.state)
 
     def _keep_laws(self, window, fixed):
         lines, from_above = self.lines, self.start.from_law and self.start.source in ("above", "previous_frame")
@@ -180,11 +198,15 @@ class Rows:
         positions, line = look.positions[samples, lanes], look.line[samples, lanes]
         if state.laws is not None:
             self._fit_laws(look)
-        source = self._sources(positions, known[samples, line])
+        known = known[samples, line]
+        source = self._sources(positions, known) if state.forecast is None else state.forecast.sources(positions, known)
         if self.start.from_law:  # the law of a given token was never computed
             source = np.where((source >= 0) & (state.fixed[samples, source] < 0), source, -1)
         np.maximum.at(state.entered, (rows, look.line[rows, lane]), lines.offset[look.positions[rows, lane]] + 1)
-        drawn = state.draft(self.start, positions, valid, source)
+        if state.forecast is not None:
+            drawn = state.forecast.draft(positions, valid, source)
+        else:
+            drawn = state.draft(self.start, positions, valid, source)
         if drawn is None:
             return None
         return lanes, valid & (state.fixed[samples, positions] < 0), drawn[2]
@@ -237,6 +259,8 @@ class Rows:
             bool((look.before < 0).any()),
             look.visible(state.settled[:active, 1:], run.to_device),
         )
+        if state.forecast is not None:
+            state.forecast.note(look, run.session.states)
         run.clock.lap("backbone")
         steps = run.decide(logits, drafts, look.positions, look.asked, None, None)
         run.clock.lap("kernel")
@@ -262,11 +286,11 @@ class Rows:
         if not self.method.every_row:
             upmost = (state.count[: len(token)] < self.lines.size).argmax(1)[:, None]
             done = whole & (stands | (look.line == upmost))
-        if self.rounds.any():
+        if self.due.any():
             rows, lane = np.nonzero(look.head)
             state.turns[rows, look.line[rows, lane]] += 1
-            over = (self.rounds > 0) & (state.turns >= self.rounds)
-            done = done | (look.asked & over[samples, look.line])
+            due = self.due[look.positions]
+            done = done | (look.asked & (due > 0) & (state.turns[samples, look.line] >= due))
         new = np.where(done, token, redraft) + state.base
         state.tokens[samples, np.where(look.asked, look.positions, n)] = np.where(given >= 0, given, new)
         self._settle(look, done, whole & stands)

@@ -16,23 +16,31 @@ from .state import Frontier, Ring, WindowState
 class Lines:
     """Geometry of a `TokenPlan` by rows. Host arrays; L rows, N positions.
 
+    Args:
+        block: rows that are drafted together; they count as one, and each frame's first row is one by itself.
+
     Attributes:
-        start, size: int [L] first position and number of positions of each row.
+        rows: those of a frame. start, size: int [L] first position and number of positions of each row.
         line, offset: int [N] row of a position and place in it (negative before the first cell).
-        above, frame: int [N] position of the cell above, of the same cell in the previous frame; -1: there is none.
+        down: int [N] how far below the row above the block a position lies; 0 in the first row of a frame.
+        above, frame: int [N] position of the cell so far up, of the same cell in the previous frame; -1: there is none.
     """
 
-    def __init__(self, plan):
+    def __init__(self, plan, block=1):
         cells, n = plan.cells.numpy(), plan.length
         where = np.full(plan.frames * plan.rows * plan.cols, -1)  # position of a cell
         where[cells[cells >= 0]] = np.flatnonzero(cells >= 0)
-        self.columns, self.rows = plan.cols, plan.rows
-        self.start = where[:: plan.cols].copy()
+        starts = where[:: plan.cols]
+        row = np.arange(len(starts)) % plan.rows
+        down = np.where(row > 0, (row - 1) % block + 1, 0)
+        self.start = starts[down < 2].copy()
+        self.rows = len(self.start) // plan.frames
         self.size = np.diff(np.append(self.start, n))
         self.line = np.maximum(np.searchsorted(self.start, np.arange(n), "right") - 1, 0)
         self.offset = np.arange(n) - self.start[self.line]
-        inside = (cells >= 0) & (cells // plan.cols % plan.rows > 0)
-        self.above = np.where(inside, where[np.maximum(cells - plan.cols, 0)], -1)
+        self.down = down[np.maximum(np.searchsorted(starts, np.arange(n), "right") - 1, 0)]
+        above = where[np.maximum(cells - self.down * plan.cols, 0)]
+        self.above = np.where((cells >= 0) & (self.down > 0), above, -1)
         area = plan.rows * plan.cols
         self.frame = np.where(cells >= area, where[np.maximum(cells - area, 0)], -1)
 
@@ -138,6 +146,7 @@ class LineState(WindowState):
         count: int [B, L] decided positions of each row, from its start.
         entered: int [B, L] those that had a draft.
         turns: int [B, L] passes that looked at a row.
+        forecast: `spatial.Forecast` that makes the first drafts, or None.
     """
 
     def __init__(self, plan, method, fixed, noise, prefix, lines, device):
@@ -155,6 +164,7 @@ class LineState(WindowState):
         rows, positions = np.nonzero(free)
         self.place[rows, self.rank[rows, positions]] = positions
         self.gumbels = KeyedNoise(noise, plan.vocab, device) if method.needs_gumbel else None
+        self.forecast = None
 
     def keep_laws(self, count, span):
         """The method needs the drafts' laws: of `count` rows and `span` positions in each, at first."""
@@ -187,3 +197,5 @@ class LineState(WindowState):
         super().move(source, target)
         for store in (self.settled, self.fed, self.count, self.entered, self.turns, self.rank, self.place):
             store[target] = store[source]
+        if self.forecast is not None:
+            self.forecast.move(source, target)

@@ -25,6 +25,8 @@ from .layout import Rows, context_columns, keeps_law
 from .layout_state import LineFrontier
 from .models.session import Session, fixed_shapes
 from .noise import Noise
+from .partial import complete
+from .proactive import Guesses
 from .report import DecodeReport, token_hash
 from .settings import Clock, Progress, Settings
 from .spatial import Forecast, check_spatial
@@ -53,6 +55,7 @@ class Run:
         self.result = fixed.clone()
         self.allowed = None if plan.allowed is None else plan.allowed.to(device)
         self.passes = 0
+        self.stopped = self.whole_frames = None  # see `stop`
         self.strength = method.strength if settings.relax < 0 else settings.relax
         self.nodes = 0
         if self.window > 1 and method.memory and settings.memory:
@@ -278,17 +281,33 @@ class Run:
         settled = self.rows and self.state.decided([s.sample for s in self.active], len(self.samples))
         return Progress(self.passes, done, total, fronts, tokens, settled)
 
-    def loop(self, callback):
+    def loop(self, callback, keep_on):
         limit = max((len(s.free) for s in self.samples), default=0)
         while self.active:
             self.passes += 1
             if self.passes > limit:
                 raise RuntimeError(f"no progress: {self.passes} passes for {limit} tokens")
-            self.finish(self.step())
-            self.clock.lap("rest")
-            if callback is not None:
-                callback(self.progress())
-                self.clock.last = time.perf_counter()  # the callback's time is not the decoder's
+            try:
+                self.finish(self.step())
+                self.clock.lap("rest")
+                ends = callback is not None and callback(self.progress())
+            except keep_on:
+                if not any(s.decided for s in self.samples):
+                    raise
+                ends = True
+            self.clock.last = time.perf_counter()  # the callback's time is not the decoder's
+            if ends and self.active:
+                self.stop()
+
+    def stop(self):
+        """End the run here and keep what there is (see `partial`)."""
+        self.passes = max(len(s.per_pass) for s in self.samples)  # one that broke off decided nothing
+        now = self.progress()
+        ahead = torch.arange(self.plan.length) < torch.tensor(now.frontier)[:, None]
+        decided = (self.result >= 0) | (ahead if now.settled is None else now.settled)
+        seen = torch.from_numpy(np.stack([s.visits for s in self.samples]) > 0)
+        self.result, self.whole_frames = complete(self.plan, now.tokens, decided, seen)
+        self.stopped, self.active = now.done, []
 
     def not_finite(self, row):
         sample = self.active[row]
@@ -301,6 +320,8 @@ class Run:
     @property
     def lossless(self):
         method, settings = self.method, self.settings
+        if self.stopped is not None:
+            return False
         if method.layout != "window":
             return keeps_law(method, self.plan, settings.row_context, settings.rounds, settings.block_rows)
         return method.lossless or (method.relax is not None and self.strength == 0)
@@ -331,11 +352,14 @@ class Run:
             relaxed=[s.relaxed for s in self.samples],
             dtype=str(self.session.dtype).removeprefix("torch.") if self.passes else "none",
             sha256_tokens=token_hash(self.result),
+            stopped=self.stopped,
+            whole_frames=self.whole_frames,
         )
 
 
 @torch.inference_mode()
-def decode(decoder, family, plan, streams, settings: Settings, kept=None, device="cpu", callback=None, method=None):
+def decode(decoder, family, plan, streams, settings: Settings, kept=None, device="cpu", callback=None, method=None,
+           keep_on=()):
     """Draw the tokens of a plan.
 
     Args:
@@ -343,8 +367,10 @@ def decode(decoder, family, plan, streams, settings: Settings, kept=None, device
         streams: (conditional, unconditional) `Stream`s; the second is not run when cfg is 1.
         settings: `Settings`.
         kept: codes int64 [1 or B, frames, rows, cols], -1 where a cell is to be drawn; given cells cost no pass.
-        callback: called with `Progress` after every pass; what it raises ends the run within that pass.
+        callback: called with `Progress` after every pass; what it raises ends the run within that pass. When it
+            returns True the run ends too, with drafts and copies where nothing is decided (`DecodeReport.stopped`).
         method: a `Method` to use instead of the table's (experiments and power controls).
+        keep_on: classes of exceptions that end a run in the same way, once something is decided.
 
     Returns:
         (token ids int64 [B, N] on the CPU, `DecodeReport`).
@@ -357,5 +383,5 @@ def decode(decoder, family, plan, streams, settings: Settings, kept=None, device
     if settings.start != "auto" and settings.start not in STARTS:
         raise UserError(f"unknown draft start {settings.start!r}: choose auto or one of {', '.join(STARTS)}")
     run = Run(decoder, family, plan, streams, settings, kept, device, method or METHODS[settings.method])
-    run.loop(callback)
+    run.loop(callback, keep_on)
     return run.result, run.report()

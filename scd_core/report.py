@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .origin import in_words
+
 
 @dataclass
 class DecodeReport:
@@ -22,6 +24,9 @@ class DecodeReport:
         lossless: the tokens follow the model's law exactly.
         dtype: the backbone's; token identity between methods is promised in fp32.
         notes: sentences for the user.
+        stopped: tokens that were decided when the callback ended the run, None: all. whole_frames: first frames that
+            were decided in every sample then.
+        origin: see `origin.origin`, with the run's settings as keywords of a `Request`; {} where nobody filled it in.
     """
 
     method: str
@@ -37,11 +42,19 @@ class DecodeReport:
     sha256_tokens: str
     relaxed: list = field(default_factory=list)
     notes: list = field(default_factory=list)
+    stopped: int | None = None
+    whole_frames: int | None = None
+    origin: dict = field(default_factory=dict)
 
     @property
     def tokens_per_pass(self):
         """Mean free tokens that a sample commits in one of its passes."""
-        return self.tokens / max(sum(self.per_sample), 1)
+        return self.decided / max(sum(self.per_sample), 1)
+
+    @property
+    def decided(self):
+        """Free tokens that the method decided; the others of a stopped run are drafts and copies."""
+        return self.tokens if self.stopped is None else self.stopped
 
     @property
     def total_seconds(self):
@@ -62,9 +75,11 @@ class DecodeReport:
             "seconds_by_part": {k: round(v, 4) for k, v in self.seconds.items()},
             "relaxed_tokens": sum(self.relaxed),
             "lossless": self.lossless,
+            "stopped": self.stopped,
             "dtype": self.dtype,
             "sha256_tokens": self.sha256_tokens,
             "notes": list(self.notes),
+            "origin": self.origin,
         }
 
     def text(self):
@@ -72,31 +87,41 @@ class DecodeReport:
         s, shape = self.settings, self.visits.shape
         what = f"{shape[0]} x " + (f"{shape[1]} frames of " if shape[1] > 1 else "") + f"{shape[2]}x{shape[3]} tokens"
         lines = [
-            f"method {self.method} ({'lossless' if self.lossless else 'lossy'}), {window_of(s)}, {what}",
-            f"{self.tokens} tokens in {self.passes} passes: {self.tokens_per_pass:.2f} tokens a pass, "
-            f"{self.tokens / max(self.passes * shape[0], 1):.1f}x fewer passes than one token at a time",
+            f"method {self.method} ({self.kind}), {window_of(s)}, {what}",
+            f"{self.decided} tokens in {self.passes} passes: {self.tokens_per_pass:.2f} tokens a pass, "
+            f"{self.decided / max(self.passes * shape[0], 1):.1f}x fewer passes than one token at a time",
             f"{self.total_seconds:.2f} s (backbone {self.seconds['backbone']:.2f}, kernel "
             f"{self.seconds['kernel']:.2f}, rest {self.seconds['rest']:.2f}), {self.dtype}",
             f"seed {s['seed']}, temperature {s['temperature']}, top-k {s['top_k']}, top-p {s['top_p']}, "
             f"cfg {s['cfg']}, draft start {s['start']}, memory {'on' if s['memory'] else 'off'}",
             f"tokens sha256 {self.sha256_tokens[:16]}",
         ]
-        if self.method == "seed-exact" and self.dtype == "float32":
+        if self.stopped is not None:
+            lines.append(f"stopped at {self.stopped} of {self.tokens} tokens: the others are drafts and copies")
+        elif self.method == "seed-exact" and self.dtype == "float32":
             lines.append("same tokens as one-at-a-time sampling with this seed (fp32)")
         elif self.method == "seed-exact":
             lines.append(f"same tokens as one-at-a-time sampling up to rounding ties ({self.dtype}; exact in fp32)")
-        if not self.lossless:
+        if self.kind == "lossy":
             lines.append(f"lossy: {self.why_lossy()}")
         slow = self.method != "autoregressive" and self.passes > 1 and self.tokens_per_pass < 1.3
         if slow:
             lines.append("drafts rarely survive here: a larger window or lower temperature may help")
+        if self.origin:
+            lines.append(in_words(self.origin))
         return "\n".join(lines + list(self.notes))
+
+    @property
+    def kind(self):
+        return "stopped early" if self.stopped is not None else "lossless" if self.lossless else "lossy"
 
     def why_lossy(self):
         """What the tokens lack to follow the law, in words."""
         s, columns = self.settings, self.visits.shape[3]
         if s.get("layout") == "row-block":
-            return f"a row was committed after {plural(s['rounds'], 'round')} at the latest"
+            after = plural(s["rounds"], "round")
+            more = f" and each further row of a block after {s['rounds'] - 1} more" if s["block_rows"] > 1 else ""
+            return f"a row was committed after {after} at the latest{more}"
         if s.get("layout") == "rows" and s["row_context"] < columns:
             return f"a row began when the row above had {s['row_context']} of {columns} columns"
         if s.get("layout") == "rows":
@@ -114,7 +139,8 @@ def window_of(settings):
         return f"rows after {plural(settings['row_context'], 'column')}, window {settings['window']} in each"
     if settings.get("layout") == "row-block":
         rounds = plural(settings["rounds"], "round") if settings["rounds"] else "exact rounds"
-        return f"first row by window {settings['window']}, the others in {rounds}"
+        together = f"{settings['block_rows']} at once " if settings["block_rows"] > 1 else ""
+        return f"first row by window {settings['window']}, the others {together}in {rounds}"
     nodes = settings.get("nodes", 0)
     return f"window {settings['window']}" + (f" + {nodes} tree nodes" if nodes else "")
 

@@ -23,6 +23,7 @@ class Settings:
         relax_budget: drafts of one sample that may be committed by relaxation alone; -1: any number.
         row_context: columns that a row has before the next one opens (layout "rows"); -1: a quarter of them.
         rounds: passes after which a row is committed as it is (layout "row-block"); 0: when it is exact.
+        block_rows: rows that are drafted together (layout "row-block").
     """
 
     method: str = DEFAULT_METHOD
@@ -37,6 +38,7 @@ class Settings:
     relax_budget: int = -1
     row_context: int = -1
     rounds: int = 2
+    block_rows: int = 1
     law: LawSettings = LawSettings()
 
 

@@ -10,6 +10,7 @@ import time
 import torch
 
 from .acceptance import METHODS
+from .errors import ran_out
 from .models.session import Session
 
 AUTO = -1  # nodes: chosen here
@@ -77,7 +78,12 @@ def measure_shape(decoder, family, plan, streams, batch, device, shapes, clock=t
     fastest = {}
     for turn in range(ROUNDS):
         for rows in sorted(best) if turn == 0 else tuple(fastest):
-            seconds = _pass_seconds(session, plan, batch, min(rows, plan.length), device, clock)
+            try:
+                seconds = _pass_seconds(session, plan, batch, min(rows, plan.length), device, clock)
+            except RuntimeError as error:
+                if not ran_out(error) or not fastest:
+                    raise
+                break  # what does not fit is no choice; shorter windows do
             fastest[rows] = min(seconds, fastest.get(rows, seconds))
             rates = {n: best[n] / s for n, s in fastest.items()}
             if turn == 0 and rates[rows] < 0.5 * max(rates.values()):

@@ -48,8 +48,8 @@ def random_mar(seed=0, near=None, apart=0.0, **changes):
 def family_of(net):
     """What a run asks of a family."""
     return SimpleNamespace(
-        name="a toy", continuous=True, decoder_config=net.cfg, defaults=Defaults(cfg=2.0), diffusion_steps=8,
-        text=ClassEncoder(net.cfg.classes),
+        name="a toy", title="a toy", file="", continuous=True, decoder_config=net.cfg, defaults=Defaults(cfg=2.0),
+        diffusion_steps=8, clip=None, text=ClassEncoder(net.cfg.classes),
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def chain_run(mode, samples, target, draft, last_noise, length=8, seed=0, **sett
         (cells fp32 [samples, length], `Run`).
     """
     cfg = SimpleNamespace(tokens=length, channels=1)
-    family = SimpleNamespace(decoder_config=cfg, text=ClassEncoder(1), continuous=True)
+    family = SimpleNamespace(decoder_config=cfg, text=ClassEncoder(1), continuous=True, clip=None)
     told = Settings(
         mode=mode, steps=length, diffusion_steps=2, temperature=1.0, cfg=1.0, batch=samples, seed=seed, prefill=0.0,
         **{"gamma": 4, **settings},

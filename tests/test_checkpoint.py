@@ -1,73 +1,21 @@
-"""Reading model files: what opens, what is refused and in which words, how saved names are found again."""
+"""Reading model files: what opens, what is refused and in which words."""
 
 import argparse
+import gzip
 import io
 import json
 import os
-import re
 import struct
+import tarfile
 import zipfile
 from collections import OrderedDict
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from scd_pack.scd_core.checkpoint import Source, check_keys, list_models, resolve_model, save_safetensors
+from scd_pack.scd_core.checkpoint import Source, check_keys, list_models, save_safetensors
 from scd_pack.scd_core.checkpoint import header as checkpoint_header
-from scd_pack.scd_core.errors import UserError
-
-A, B = torch.arange(6.0).reshape(2, 3), torch.arange(4, dtype=torch.int64)
-
-
-def refused(call, *words):
-    """The message of the UserError that `call` raises: one sentence holding all the words."""
-    with pytest.raises(UserError) as caught:
-        call()
-    message = str(caught.value)
-    assert message.endswith(".") and "\n" not in message and not re.search(r"\. [A-Z]", message), message
-    for word in words:
-        assert str(word) in message, (word, message)
-    return message
-
-
-def whole_bytes(tmp_path, tensors=None):
-    path = tmp_path / "whole.tmp"
-    save_file(tensors or {"a": A, "b": B}, path)
-    data = path.read_bytes()
-    path.unlink()
-    return data
-
-
-def put(path, data=b""):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(data, encoding="utf-8") if isinstance(data, str) else path.write_bytes(data)
-    return path
-
-
-def weights(path, **tensors):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = tensors or {"a": A}
-    save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
-    return path
-
-
-def header_file(path, header, data=b"", length=None):
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return put(path, struct.pack("<Q", len(raw) if length is None else length) + raw + data)
-
-
-def two_shards(folder, ending="safetensors", index=True):
-    stem = "model" if ending == "safetensors" else "pytorch_model"
-    names = [f"{stem}-0000{n}-of-00002.{ending}" for n in (1, 2)]
-    weights(folder / names[0], a=A)
-    weights(folder / names[1], b=B)
-    if index:
-        put(
-            folder / f"{stem}.{ending}.index.json",
-            json.dumps({"metadata": {}, "weight_map": {"a": names[0], "b": names[1]}}),
-        )
-    return names
-
+from scd_tests.model_files import A, B, header_file, put, refused, two_shards, weights, whole_bytes
 
 # ---- one file ---------------------------------------------------------------------------------------------
 
@@ -111,6 +59,13 @@ def test_header_lengths_that_look_like_other_formats_open(tmp_path, length):
     assert Source.open(path).read("a").item() == 7.0
 
 
+def zipped(data, name="model.safetensors"):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(name, data)
+    return out.getvalue()
+
+
 def bad_safetensors(tmp_path):
     """name -> (bytes, words that the message must hold)"""
     good = whole_bytes(tmp_path)
@@ -139,6 +94,12 @@ def bad_safetensors(tmp_path):
         "huge_header": (struct.pack("<Q", 1 << 60) + b"\0" * 50, ["58 bytes", f"{1 << 60:,}"]),
         "broken_json": (struct.pack("<Q", 9) + b'{"a": [1,' + b"\0" * 9, ["26 bytes", "header"]),
         "not_a_dict": (struct.pack("<Q", 2) + b"[]", ["header"]),
+        "annex": (b"/annex/objects/SHA256E-s14567890--0a1b.safetensors\n", ["git-annex", "14,567,890", "51 bytes"]),
+        "gguf": (b"GGUF" + b"\3\0\0\0" * 20, ["GGUF", "84 bytes"]),
+        "seven_zip": (b"7z\xbc\xaf\x27\x1c" + b"\0" * 30, ["7z archive", "unpack"]),
+        "gzip": (gzip.compress(good), ["gzip", "unpack"]),
+        "zip": (zipped(good), ["zip archive", "unpack"]),
+        "cut_zip": (zipped(good)[:90], ["90 bytes", "archive", "cut off"]),
         "wrong_range": (struct.pack("<Q", len(wrong)) + wrong + b"\0" * 4, ["header", "[2]"]),
     }
 
@@ -147,6 +108,7 @@ BAD = [
     "empty", "two_bytes", "half", "cut_in_data", "one_byte_short", "cut_in_header",
     "longer", "pointer", "page", "page_later", "text", "pickle",
     "old_pickle", "huge_header", "broken_json", "not_a_dict", "wrong_range",
+    "annex", "gguf", "seven_zip", "gzip", "zip", "cut_zip",
 ]  # fmt: skip
 
 
@@ -173,6 +135,21 @@ def test_stored_type_unknown_to_torch_is_named_only_when_read(tmp_path):
 def test_missing_paths_and_foreign_endings(tmp_path):
     refused(lambda: Source.open(tmp_path / "none.safetensors"), "'none.safetensors'", "does not exist")
     refused(lambda: Source.open(put(tmp_path / "m.gguf", b"GGUF")), "m.gguf", ".safetensors")
+
+
+def test_links_that_lead_nowhere_are_told(tmp_path):
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "blobs" / "0a1b")
+    (tmp_path / "annex.safetensors").symlink_to(".git/annex/objects/Xk/J8/SHA256E-s9--0a.safetensors")
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    refused(lambda: Source.open(tmp_path / "gone.safetensors"), "is a link to", "0a1b", "not there")
+    refused(lambda: Source.open(tmp_path / "annex.safetensors"), "git annex get")
+    refused(lambda: Source.open(tmp_path / "loop.safetensors"), "'loop.safetensors'", "cannot be read")
+    assert list_models([tmp_path]) == []
+    put(tmp_path / "config.json", "{}")
+    two_shards(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    (tmp_path / "model-00002-of-00002.safetensors").symlink_to("blobs/0a1b")
+    refused(lambda: Source.open(tmp_path), "1 of 2", "'model-00002-of-00002.safetensors'")
 
 
 def test_denied_file_is_named(tmp_path, monkeypatch):
@@ -296,12 +273,15 @@ def test_other_things_under_a_pickle_ending(tmp_path):
     with zipfile.ZipFile(archive, "w") as out:
         out.writestr("readme.txt", "x")
     torch.save([A], tmp_path / "list.pt")
+    with tarfile.open(tmp_path / "tar.pt", "w") as out:
+        out.add(tmp_path / "list.pt", "\x80\x02storages")
     with zipfile.ZipFile(tmp_path / "script.pt", "w") as out:
         for name in ("script/data.pkl", "script/constants.pkl", "script/code/net.py"):
             out.writestr(name, "x")
     cases = {
         "zip.pt": None, "list.pt": None, "script.pt": None,
         "empty.pt": b"", "short.pt": b"\x80\x02", "safe.pt": whole_bytes(tmp_path), "noise.pt": b"\x01" * 64,
+        "tar.pt": None, "gguf.pt": b"GGUF" + b"\3\0\0\0" * 20, "annex.pt": b"/annex/objects/MD5-s9--0a\n",
         "page.pt": b"<html>", "pointer.pt": b"version https://git-lfs.github.com/spec/v1\nsize 9\n",
     }  # fmt: skip
     words = dict(
@@ -315,6 +295,9 @@ def test_other_things_under_a_pickle_ending(tmp_path):
                 "2 bytes",
                 "rename",
                 "unknown kind",
+                "tar archive",
+                "GGUF",
+                "git-annex",
                 "web page",
                 "Git LFS",
             ],
@@ -443,6 +426,17 @@ def test_unfinished_aria2_download(tmp_path):
     assert list_models([tmp_path]) == []
 
 
+@pytest.mark.parametrize("ending", [".part", ".crdownload", ".aria2", ".incomplete", ".download", ".tmp"])
+def test_other_unfinished_downloads(tmp_path, ending):
+    put(tmp_path / "half" / f"model.safetensors{ending}", b"x" * 9)
+    put(tmp_path / "half" / "Unconfirmed 123.crdownload", b"x")
+    assert list_models([tmp_path]) == []
+    refused(lambda: Source.open(tmp_path / "half"), "unfinished downloads", f"'model.safetensors{ending}'")
+    put(tmp_path / "half" / "model.safetensors")  # the browser's place holder
+    refused(lambda: Source.open(tmp_path / "half"), "still being downloaded", "'model.safetensors'")
+    refused(lambda: Source.open(tmp_path / "half" / "model.safetensors"), "still being downloaded")
+
+
 def test_broken_config_is_named(tmp_path):
     weights(tmp_path / "model.safetensors")
     for text in ("{", "[1]", "<html>", "", "version https://git-lfs.github.com/spec/v1\nsize 9\n"):
@@ -492,169 +486,6 @@ def test_check_keys():
     )
     assert "layers.9.w" not in message and "'other'" in message
     refused(lambda: check_keys(wanted[1:], wanted, ignore=["layers."]), "1 of 20", "layers.0.w")
-
-
-# ---- names of models --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shelf(tmp_path):
-    """Two roots: hub folders, organising folders, lone files, half a model, a Meta release, and clutter."""
-    one, two = tmp_path / "one", tmp_path / "zwei é und mehr"
-    two_shards(one / "janus" / "Pro-7B")
-    put(one / "janus" / "Pro-7B" / "config.json", "{}")
-    put(one / "janus" / "Pro-7B" / "tokenizer" / "config.json", "{}")
-    weights(one / "janus" / "Pro-7B" / "tokenizer" / "vq.pt")
-    weights(one / "llamagen" / "c2i_B.pt")
-    weights(one / "llamagen" / "vq_ds16.pt")
-    weights(one / "lone.safetensors")
-    weights(one / "same" / "model.safetensors", a=A)
-    put(one / "half" / "config.json", "{}")
-    weights(one / "anole" / "models" / "7b" / "consolidated.pth")
-    weights(one / "anole" / "tokenizer" / "vqgan.ckpt")
-    two_shards(one / "loose" / "x", index=False)
-    put(one / "loose" / "x" / "config.json", "{}")
-    weights(one / "loose" / "b.safetensors")
-    weights(one / "loose" / "vae" / "c.safetensors")
-    two_shards(one, index=False)
-    for clutter in (
-        "lone.safetensors.part",
-        "a.incomplete",
-        "notes.txt",
-        ".cache/m.safetensors",
-        "optimizer.pt",
-    ):
-        put(one / clutter, b"x")
-    weights(two / "same" / "model.safetensors", a=A + 1)
-    weights(two / "été" / "model.safetensors")
-    return [one, two]
-
-
-def test_list_models(shelf):
-    """One name a model; shards, side folders, downloads and clutter are not listed."""
-    assert list_models(shelf) == [
-        "anole/models/7b", "anole/tokenizer", "half", "janus/Pro-7B", "llamagen", "lone.safetensors",
-        "loose", "loose/x",
-        "model-00001-of-00002.safetensors", "same", "été",
-    ]  # fmt: skip
-
-
-def test_everything_listed_resolves_and_opens(shelf):
-    for name in list_models(shelf):
-        path = resolve_model(name, shelf)
-        if name == "half":
-            refused(lambda: Source.open(path), "config.json", "no weight file")  # noqa: B023
-        else:
-            assert len(Source.open(path).keys()) >= 1
-
-
-def test_image_tokenizers_and_text_encoders_are_no_models(tmp_path):
-    """A folder of one language model and its image tokenizer is one model; of several, each file but the tokenizer."""
-    for name in ("c2i_B_256.pt", "vq_ds16_c2i.pt", "vq_ds8_c2i.safetensors"):
-        weights(tmp_path / "LlamaGen" / name, a=A, **{name: B})
-    for name in ("lumina.safetensors", "VQGAN.ckpt", "vqgan.yaml"):
-        weights(tmp_path / "Lumina" / name) if "yaml" not in name else put(tmp_path / "Lumina" / name, "x")
-    for name in ("c2i_B_256.pt", "c2i_B_384.pt", "vq-ds16.pt"):
-        weights(tmp_path / "several" / name)
-    weights(tmp_path / "alone" / "vq_ds16_c2i.pt")
-    weights(tmp_path / "top.safetensors")
-    weights(tmp_path / "movqgan_270M.ckpt")
-    for folder in ("flan-t5-xl", "LlamaGen/T5-11b", "my-t5"):
-        weights(tmp_path / folder / "model.safetensors")
-        put(tmp_path / folder / "config.json", "{}")
-    assert list_models([tmp_path]) == [
-        "alone", "LlamaGen", "Lumina", "my-t5", "several/c2i_B_256.pt", "several/c2i_B_384.pt", "top.safetensors",
-    ]  # fmt: skip
-    assert "c2i_B_256.pt" in Source.open(tmp_path / "LlamaGen").keys()
-    assert [file.name for file in Source.open(tmp_path / "Lumina").files] == ["lumina.safetensors"]
-    refused(lambda: Source.open(tmp_path / "several"), "2 weight files", "c2i_B_384.pt")
-    assert resolve_model("vq-ds16.pt", [tmp_path]) == tmp_path / "several" / "vq-ds16.pt"  # graphs keep their names
-
-
-def test_list_models_never_raises(tmp_path, monkeypatch):
-    file = put(tmp_path / "file", b"x")
-    for roots in ([], None, [None, 3, b"x", ""], [tmp_path / "none"], [file], ["/mnt/none", "a\0b"], 7):
-        assert list_models(roots) == []
-    weights(tmp_path / "rel" / "m.pt")
-    monkeypatch.chdir(tmp_path)
-    assert list_models(["rel"]) == list_models("rel") == ["m.pt"]
-
-
-def test_links_are_followed_and_loops_end(tmp_path):
-    far, root = tmp_path / "far", tmp_path / "root"
-    two_shards(far / "blobs")
-    weights(far / "file.safetensors")
-    (root / "sub").mkdir(parents=True)
-    try:
-        (root / "sub" / "up").symlink_to(root, target_is_directory=True)
-    except OSError:
-        pytest.skip("this system forbids links")
-    (root / "self").symlink_to(root / "self")
-    (root / "dangling.safetensors").symlink_to(tmp_path / "none")
-    (root / "linked.safetensors").symlink_to(far / "file.safetensors")
-    (root / "janus").symlink_to(far / "blobs", target_is_directory=True)
-    assert list_models([root]) == ["janus", "linked.safetensors"]
-    for name in ("janus", "linked.safetensors"):
-        path = resolve_model(name, [root])
-        assert path == root / name  # judged as written, read through the link
-        assert torch.equal(Source.open(path).read("a"), A)
-
-
-def test_resolve_model_spellings(shelf):
-    one, two = shelf
-    shard = one / "janus" / "Pro-7B" / "model-00001-of-00002.safetensors"
-    assert resolve_model("janus\\Pro-7B", shelf) == one / "janus" / "Pro-7B"
-    assert (
-        resolve_model("janus/Pro-7B/", shelf)
-        == resolve_model("./janus//Pro-7B", shelf)
-        == one / "janus" / "Pro-7B"
-    )
-    assert resolve_model("JANUS\\pro-7b\\Model-00001-of-00002.safetensors", shelf) == shard
-    assert (
-        resolve_model("pro-7b", shelf) == resolve_model("old/place/Pro-7B", shelf) == one / "janus" / "Pro-7B"
-    )
-    assert resolve_model("elsewhere\\vq_ds16.pt", shelf) == one / "llamagen" / "vq_ds16.pt"
-    assert resolve_model("e\u0301te\u0301", shelf) == two / "été"  # accents as macOS writes them
-    assert resolve_model("same", shelf) == one / "same"  # the first root wins
-    assert resolve_model("same", shelf[::-1]) == two / "same"
-
-
-def test_resolve_model_refuses(shelf, tmp_path):
-    for name in (
-        "../one/lone.safetensors",
-        "a/../../x",
-        "..\\x",
-        "/etc/passwd",
-        "C:\\m.pt",
-        "c:m.pt",
-        "\\\\host\\m.pt",
-        "a/.. /x",
-        "a\0b",
-        str(tmp_path / "one" / "lone.safetensors"),
-    ):
-        refused(lambda: resolve_model(name, shelf), "refused")  # noqa: B023
-    refused(lambda: resolve_model("model.safetensors", shelf), "same", "été")  # two models have it
-    # A name that every release uses does not stand for another release.
-    refused(lambda: resolve_model("gone/model.safetensors", shelf), "No model", "'janus/Pro-7B'", *shelf)
-    for name in ("", ".", "nothing", "notes.txt", None):
-        refused(lambda: resolve_model(name, shelf), "No model", "lone.safetensors", *shelf)  # noqa: B023
-    refused(lambda: resolve_model("x", [tmp_path / "none"]), "none at all", tmp_path / "none")
-    refused(lambda: resolve_model("x", []), "models folder")
-
-
-def test_bare_common_name_resolves_when_only_one_has_it(tmp_path):
-    path = weights(tmp_path / "janus" / "model.safetensors")
-    assert resolve_model("model.safetensors", [tmp_path]) == path
-    assert resolve_model("old\\Janus\\model.safetensors", [tmp_path]) == path
-
-
-def test_names_that_differ_in_case_only(tmp_path):
-    weights(tmp_path / "Toy" / "model.pt")
-    if (tmp_path / "toy").exists():
-        pytest.skip("this disk does not tell case apart")
-    weights(tmp_path / "toy" / "model.pt")
-    assert resolve_model("toy", [tmp_path]) == tmp_path / "toy"
-    refused(lambda: resolve_model("TOY", [tmp_path]), tmp_path / "toy", tmp_path / "Toy")
 
 
 # ---- writing ----------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from scd_pack.scd_core import loop
-from scd_pack.scd_core.models import session
 from scd_pack.scd_core.law import LawSettings
+from scd_pack.scd_core.models import session
 from scd_pack.scd_core.plan import TokenPlan
 from scd_tests.toys import draw, row_end_plan, tiny_decoder
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -96,23 +96,91 @@ def test_guesses_are_pale_and_decided_parts_untouched(nodes):
     assert shown[0, 2:].std(-1).max() == 0, "guesses keep their colour"
 
 
-def test_previews_keep_their_distance_and_end_with_the_whole_picture(nodes, plan):
-    module, now = nodes("preview"), [0.0]
+def test_the_place_where_it_grows_is_marked_and_what_nobody_guessed_is_empty(nodes, plan):
+    module = nodes("preview")
+    tokens = torch.zeros(1, 16, dtype=torch.int64)
+    tokens[0, :10] = 13  # the window reaches into the first row of the second frame
+    decided, drafted = (module.decided_cells(plan, [5], None), module.drafted_cells(plan, tokens, None))
+    coming = module.next_cells(decided)
+    assert [int(cells.sum()) for cells in (decided, drafted, coming)] == [4, 8, 1] and coming[0, 0, 1, 1]
+    shown = module.pale(torch.rand(2, 4, 6, 3), decided[0], drafted[0], coming[0])
+    mark, empty = np.array(module.MARK) * 255, module.EMPTY * 255
+    assert np.abs(shown[0, 2:, 2:4] - mark).max() <= 1 and (shown[0, 2:, 4:].std(-1) == 0).all()
+    assert np.abs(shown[1, 2:] - empty).max() <= 1 and shown[1, :2, :4].min() > empty
+
+
+def test_given_cells_are_sharp_and_no_guess_of_anybody(nodes, plan):
+    module = nodes("preview")
+    given = torch.full((1, 2, 2, 3), -1)
+    given[0, 0, 0], given[0, 1, 1, 2] = 5, 3
+    tokens = torch.where(plan.forced >= 0, plan.forced, 0)[None].clone()
+    tokens[0, [0, 1, 2, 14]] = torch.tensor([15, 15, 15, 13])
+    assert not module.drafted_cells(plan, tokens, given).any()
+    coming = module.next_cells(module.decided_cells(plan, [4], given))
+    assert coming.nonzero().tolist() == [[0, 0, 1, 0]]
+
+
+def test_rows_that_run_side_by_side_each_have_their_mark(nodes, plan):
+    module = nodes("preview")
+    settled = torch.zeros(2, 16, dtype=torch.bool)
+    settled[0, :3], settled[0, 4:6], settled[0, 8:9] = True, True, True  # the first row whole, two begun
+    decided = module.decided_cells(plan, None, None, settled)
+    coming = module.next_cells(decided, decided)
+    assert coming.nonzero().tolist() == [[0, 0, 1, 2], [0, 1, 0, 1], [1, 0, 0, 0]]
+    given = torch.full((2, 2, 2, 3), -1)
+    given[:, 1, 1, 0] = 4  # a row that starts with a given cell has not begun for that
+    decided = module.decided_cells(plan, None, given, settled)
+    assert int(module.next_cells(decided, module.decided_cells(plan, None, None, settled))[:, 1, 1].sum()) == 0
+
+
+def previewed(module, plan, cost, steps=400, pace=0.05, quick=False):
+    """Times of the previews of a run whose passes take `pace` seconds, and the whole time."""
+    now = [0.0]
 
     def decode(codes):
         assert codes.shape[1:] == (2, 3) and codes.min() >= 0 and codes.max() < 8
-        now[0] += 0.2  # a slow codec: a tenth of the run's time is the most it may take
+        now[0] += cost
         return torch.zeros(len(codes), 4, 6, 3)
 
-    preview = module.Preview(plan, decode, clock=lambda: now[0])
-    tokens, shown = torch.full((1, 16), 10), []
-    for step in range(50):
-        if preview(Progress(tokens, [4])) is not None:
-            shown.append(step)
-        now[0] += 0.1
-    assert 2 <= len(shown) <= 4 and shown[0] == 0
-    assert preview(Progress(tokens, [4])) is None
-    assert preview(Progress(tokens, [16], done=12)).size[0] >= 128
+    preview, tokens, shown = module.Preview(plan, decode, clock=lambda: now[0]), torch.full((1, 16), 10), []
+    for step in range(1, steps + 1):
+        now[0] += pace
+        before, last = now[0], step == steps
+        done = 12 * step / steps if quick else 12 if last else 1
+        if preview(Progress(tokens, [16 if last else 4], done=done)) is not None:
+            shown.append(before)
+    return shown, now[0]
+
+
+@pytest.mark.parametrize("cost, least", [(0.0, 38), (0.004, 38), (0.05, 10), (0.3, 3)])
+def test_previews_keep_their_distance_and_their_share(nodes, plan, cost, least):
+    """20 seconds of passes: two previews a second at most, a twentieth of the time, the last picture is the whole."""
+    shown, whole = previewed(nodes("preview"), plan, cost)
+    assert len(shown) >= least and min(b - a for a, b in zip(shown[:-1], shown[1:-1])) >= 0.5 - 1e-6
+    assert shown[0] >= 0.5 and shown[-1] > whole - cost - 0.01
+    assert len(shown) * cost <= 0.05 * whole
+
+
+def test_the_whole_picture_comes_however_short_the_run_and_slow_the_codec(nodes, plan):
+    assert len(previewed(nodes("preview"), plan, 0.1, steps=3)[0]) == 1
+    assert len(previewed(nodes("preview"), plan, 9.0, steps=20)[0]) == 2
+    # 1.5 seconds in all: half a picture would be gone before anybody has seen it
+    assert len(previewed(nodes("preview"), plan, 0.02, steps=30, quick=True)[0]) == 1
+
+
+def test_pictures_of_which_nothing_is_begun_are_not_decoded(nodes, plan):
+    asked = []
+
+    def decode(codes):
+        asked.append(len(codes))
+        return torch.ones(len(codes), 4, 6, 3)
+
+    preview = nodes("preview").Preview(plan, decode, clock=lambda: 0.0)
+    tokens = torch.zeros(3, 16, dtype=torch.int64)
+    for reach in (0, 3, 8, 9, 16):
+        tokens[:, :reach] = 12
+        preview(Progress(tokens, [0, 0, 0], done=12))
+    assert asked == [1, 3, 3, 6, 6], "frame by frame"
 
 
 def test_a_preview_that_fails_is_switched_off_and_an_interrupt_is_not(nodes, plan):

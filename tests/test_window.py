@@ -86,7 +86,8 @@ def test_what_the_user_gave_stays(decoder):
     assert ask(20, -1) == (20, 0)  # a tree is no longer than its window
     assert ask(40, -1) in {(40, 0), (40, 32)}
     assert ask(0, 64)[1] == 64
-    assert ask(20, 7, "scd-maximal") == (20, 0)
+    assert ask(20, 7, "scd-maximal") == (20, 7) and ask(20, -1, "scd-maximal") == (20, 0)
+    assert ask(20, 7, "csd") == (20, 0)  # has no use for them
 
 
 def test_tables_fit():
@@ -133,6 +134,24 @@ def test_measured_once_a_situation(decoder, monkeypatch):
     assert len(calls) == 5
     ask(model=tiny_decoder())  # the same model, loaded again
     assert len(calls) == 5
+
+
+@pytest.mark.parametrize("most", [8, 40, 4])
+def test_what_does_not_fit_is_no_choice(decoder, monkeypatch, most):
+    """Lengths that run out of memory while they are timed are passed over; where none fits, that is said."""
+
+    def seconds(session, plan, batch, length, device, clock):
+        if length > most:
+            raise torch.OutOfMemoryError("no room")
+        return 1.0
+
+    monkeypatch.setattr(module, "_pass_seconds", seconds)
+    place = (decoder, ToyFamily(), STILL, word_streams(), "seed-exact", 1, LawSettings(cfg=2.0), "cpu")
+    if most < LENGTHS[0]:
+        with pytest.raises(torch.OutOfMemoryError):
+            choose_shape(*place)
+    else:
+        assert choose_shape(*place) == {8: (8, 0), 40: (32, 0)}[most]
 
 
 def test_real_measurement(decoder):

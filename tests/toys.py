@@ -12,10 +12,31 @@ from scd_pack.scd_core.prompt import Stream
 UNKNOWN = -99  # a token that the loop never fed
 
 
+class ToyHeads:
+    """Heads for the method ssd that say something definite and mostly wrong, by offset and token at the source."""
+
+    right, down = 2, 4
+
+    def __init__(self, vocab=0):
+        self.vocab = vocab
+
+    def reach(self, decoder):
+        return self.right, self.down
+
+    def load(self, decoder, device):
+        return type(self)(decoder.cfg.head_rows if hasattr(decoder, "cfg") else decoder.plan.vocab)
+
+    def logits(self, hidden, token, right, down):
+        place = (token + torch.from_numpy(2 * right + 3 * down + 1))[:, None, :, None]
+        logits = 1.5 * torch.sin(1.7 * place * torch.arange(1, self.vocab + 1))
+        return logits.expand(-1, hidden.shape[2], -1, -1)
+
+
 class ToyFamily(Family):
     """Rotary by slot, logits guided as they are."""
 
     name = "the toy"
+    heads = ToyHeads()
 
     def positions(self, decoder, plan, prompt_length, device):
         return Positions(*rope_1d(prompt_length + plan.length, decoder.cfg.head_dim, device=device))
@@ -52,6 +73,7 @@ class ToySession:
             assert visible.sees.sum(2).max() <= 1, "a board has no place for paths of more than one token"
         self.known[: len(tokens)].scatter_(1, where, tokens)
         self.known[:, spare] = UNKNOWN
+        self.states = torch.zeros(*before.shape, 1)  # nothing that heads could read
         known, positions = self.known[: len(tokens)], (before + 1).clamp(max=self.plan.length - 1)
         if visible is None:
             return self.toy.logits(known, positions)[:, None]

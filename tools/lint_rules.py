@@ -14,10 +14,22 @@ LONGEST = 400
 LONGEST_TEST = 700  # tables of cases may be longer than code
 PACK = ("scd_core", "nodes")  # what runs inside the host
 NOT_IN_CORE = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "transformers"}
-NETWORK = {"socket", "ssl", "http", "urllib", "ftplib", "requests", "httpx", "aiohttp", "huggingface_hub"}
-NOT_IN_PACK = {"subprocess", "multiprocessing", "marshal"} | NETWORK
-CALLS = {"eval", "exec", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler"}
-TEXT = {".py", ".sh", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".ini", ""}
+NETWORK = {"socket", "ssl", "http", "urllib", "urllib3", "ftplib", "smtplib", "telnetlib", "xmlrpc", "requests",
+           "httpx", "aiohttp", "websockets", "huggingface_hub", "webbrowser"}
+PROGRAMS = {"subprocess", "multiprocessing", "pty", "pip", "ensurepip", "ctypes", "cffi"}
+UNPICKLERS = {"marshal", "shelve", "dill", "cloudpickle", "joblib"}
+NOT_IN_PACK = NETWORK | PROGRAMS | UNPICKLERS
+CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "os.startfile", "os.fork", "os.kill",
+         "pickle.load", "pickle.loads", "pickle.Unpickler", "torch.hub", "yaml.load", "yaml.unsafe_load"}
+# what the host and other packs share; by full name, since a generator of our own has a seed, too
+SHARED = {"torch.manual_seed", "torch.set_default_dtype", "torch.set_default_device", "torch.set_num_threads",
+          "torch.set_grad_enabled", "torch.use_deterministic_algorithms", "random.seed", "np.random.seed",
+          "numpy.random.seed"}
+STARTS = re.compile(r"os\.(exec|spawn|posix_spawn)|torch\.hub\.|sys\.(path|meta_path|modules)\.(?!get$)")
+OWN_PROCESS = {"batch_ray.py"}  # its workers are processes of their own
+IN_PLACE = {"sys.path", "sys.meta_path", "sys.modules"}
+PAGE = re.compile(r"\beval\(|\bnew Function\b|\b(?:inner|outer)HTML\b|https?://|\bimport\(")
+TEXT = {".py", ".js", ".sh", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".ini", ""}
 SKIPPED = {".git", ".venv", ".comfy", ".data", ".pytest_cache", ".ruff_cache", "__pycache__", "build", "out",
            "node_modules"}
 # written with classes so that this file does not match itself
@@ -38,6 +50,9 @@ def import_breaches(node, part):
     """Imports that the pack must not have: its own rooms by absolute name, the host in the core, ..."""
     if isinstance(node, ast.ImportFrom):
         names = [] if node.level else [node.module]
+        for name in (f"{node.module}.{alias.name}" for alias in node.names):
+            if name in CALLS | SHARED | {"torch.load"} or STARTS.match(name):
+                yield f"no {name} under another name"
     else:
         names = [alias.name for alias in node.names]
     for name in names:
@@ -50,28 +65,44 @@ def import_breaches(node, part):
             yield f"scd_core must not import {top}"
 
 
-def call_breaches(node, may_print):
-    """Calls that the pack must not make."""
+def call_breaches(node, file):
+    """Calls that a file of this name in the pack must not make."""
     name = dotted(node.func)
-    if name in CALLS:
+    given = {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
+    if name in CALLS or STARTS.match(name):
         yield f"no {name}"
-    if name == "print" and not may_print:
+    if name in SHARED and file not in OWN_PROCESS:
+        yield f"no {name}: others share it"
+    if name == "torch.load" and given.get("weights_only") is not True:
+        yield "torch.load needs weights_only=True"
+    if given.get("allow_pickle") is True:
+        yield "no allow_pickle=True"
+    if name == "print" and file != "__main__.py":
         yield "no print; use logging"
     if name.endswith(".cuda"):
         yield "no .cuda(); the device comes from the caller"
-    for keyword in node.keywords:
-        if keyword.arg == "weights_only" and getattr(keyword.value, "value", None) is False:
-            yield "no weights_only=False"
+    if given.get("weights_only") is False:
+        yield "no weights_only=False"
+
+
+def written_breaches(node):
+    """Places that the pack must not write to."""
+    targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]
+    for target in targets:
+        name = dotted(target.value if isinstance(target, ast.Subscript) else target)
+        if name in IN_PLACE:
+            yield f"no change of {name}"
 
 
 def code_breaches(path, part):
     """(line, rule) of one Python file of the pack."""
-    may_print = path.name == "__main__.py"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             found = import_breaches(node, part)
         elif isinstance(node, ast.Call):
-            found = call_breaches(node, may_print)
+            found = call_breaches(node, path.name)
+        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
+            found = written_breaches(node)
         else:
             continue
         yield from ((node.lineno, rule) for rule in found)
@@ -87,6 +118,9 @@ def text_breaches(path):
         found = MACHINE_PATH.search(line)
         if found:
             yield number, f"path of one machine: {found.group()}"
+        found = path.suffix == ".js" and PAGE.search(line)
+        if found:
+            yield number, f"not on somebody's page: {found.group()}"
         if UNFINISHED.search(line):
             yield number, "unfinished work is finished or dropped, not noted"
 
@@ -106,7 +140,7 @@ def breaches(root):
     for path in text_files(root):
         inside = path.relative_to(root)
         found = list(text_breaches(path))
-        if path.suffix == ".py" and inside.parts[0] in PACK:
+        if path.suffix == ".py" and inside.parts[0] in (*PACK, "__init__.py"):
             found += code_breaches(path, inside.parts[0])
         yield from (f"{inside.as_posix()}:{line}: {rule}" for line, rule in sorted(found))
 

@@ -15,12 +15,14 @@ import tempfile
 import uuid
 
 import workflows_bundled
+import workflows_continuous
 import workflows_image
 import workflows_kept
 from host_api import ROOT, problems, running_host
 from workflow_graph import REGISTRY_ID, WORKFLOWS, Graph
 
-MODULES = (workflows_bundled, workflows_kept, workflows_image)  # imported for the workflows that they register
+# imported for the workflows that they register
+MODULES = (workflows_bundled, workflows_kept, workflows_image, workflows_continuous)
 
 
 def with_models(object_info, names):

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install, start and stop a real ComfyUI that has this pack linked into its custom_nodes.
-#   tools/run_comfy.sh install        put ComfyUI 0.3.75 and what it needs into $DIR and $VENV (idempotent)
+#   tools/run_comfy.sh install        put ComfyUI 0.3.75 and what it needs into $DIR and $VENV, and the page of the
+#                                     newest release into $DIR/newest_page (idempotent; delete that to renew it)
 #   tools/run_comfy.sh start [args]   start it, wait until it answers, print its URL; args go to ComfyUI
 #   tools/run_comfy.sh stop           end the process group that start began
 #   tools/run_comfy.sh python         print the Python that runs ComfyUI
@@ -85,6 +86,21 @@ if not loads("torchaudio", "torchvision.transforms.v2"):
 P
 }
 
+# The browser tests also run on the newest page there is. Without it they say so; nothing else needs it.
+newest_page() {
+  [ ! -f "$DIR/newest_page/static/index.html" ] || return 0
+  rm -rf "$DIR/newest_page"
+  if "$PY" -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target "$DIR/newest_page.part" \
+    comfyui-frontend-package; then
+    mkdir "$DIR/newest_page"
+    mv "$DIR"/newest_page.part/comfyui_frontend_package/static "$DIR/newest_page/static"
+    basename "$DIR"/newest_page.part/comfyui_frontend_package-*.dist-info .dist-info >"$DIR/newest_page/version"
+  else
+    echo "run_comfy.sh: the newest page of ComfyUI could not be fetched; its browser tests will be skipped." >&2
+  fi
+  rm -rf "$DIR/newest_page.part"
+}
+
 install() {
   [ -z "${COMFYUI_DIR:-}" ] || { check; echo "using the ComfyUI in $COMFYUI_DIR"; return; }
   [ -x "$PY" ] || fail "no Python at $PY. Run 'make venv' first."
@@ -96,6 +112,7 @@ install() {
   $pip -r "$DIR/requirements.txt"
   $pip --no-deps torchvision==0.28.0 torchaudio==2.11.0 spandrel
   fit_to_cpu_torch
+  newest_page
 }
 
 running() { [ -s "$BASE/server.pid" ] && kill -0 "$(cat "$BASE/server.pid")" 2>/dev/null; }
@@ -137,7 +154,7 @@ print("" if any(card.is_available() for card in cards) else "--cpu")') || fail "
 import os, sys, time, urllib.request
 url, pid = sys.argv[1], int(sys.argv[2])
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-deadline = time.monotonic() + 240
+deadline = time.monotonic() + 600
 while time.monotonic() < deadline:
     try:
         os.kill(pid, 0)
@@ -167,5 +184,5 @@ stop() {
 case "${1:-}" in
   install|start|stop) "$@" ;;
   python) check; echo "$PY" ;;
-  *) sed -n '2,16p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,17p' "$0" >&2; exit 2 ;;
 esac

@@ -6,7 +6,7 @@ A workflow is a function that fills a `Graph`, registered under the name that th
     def text_to_image(graph): ...
 """
 
-from workflow_json import input_specs, is_widget
+from workflow_json import UPLOADS, input_specs, is_widget
 
 VERSION = "0.1.0"
 REGISTRY_ID = "speculative-coupled-decoding"
@@ -104,13 +104,15 @@ def outputs_of(info):
 
 
 def widget_values(specs, values):
-    """Saved widget values in the page's order; a seed is followed by what happens to it after a run."""
+    """Saved widget values in the page's order, each with what the page saves behind it: of a seed what happens to it
+    after a run, of a file the kind that its button uploads."""
     saved = []
     for name, (kind, options) in specs.items():
         if is_widget(kind, options):
             first = (options.get("options") or [None])[0] if kind == "COMBO" else {"STRING": ""}.get(kind, 0)
             saved.append(values.get(name, options.get("default", first)))
             saved += ["fixed"] if options.get("control_after_generate") else []
+            saved += ["image"] if any(options.get(key) for key in UPLOADS) else []
     return saved
 
 

@@ -35,7 +35,7 @@ def is_widget(kind, options):
     return kind in VALUE_TYPES and not options.get("forceInput")
 
 
-def _extra_values(name, kind, options):
+def extra_values(name, kind, options):
     """How many further values the page saves after this widget's own one."""
     control = options.get("control_after_generate")
     if control is None:
@@ -53,7 +53,7 @@ def widget_values(node, info):
         if is_widget(kind, options):
             if at < len(saved):
                 values[name] = saved[at]
-            at += 1 + _extra_values(name, kind, options)
+            at += 1 + extra_values(name, kind, options)
     return values, at
 
 

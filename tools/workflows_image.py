@@ -88,3 +88,43 @@ def llamagen_text(graph):
             "flan-t5-xl, connect its CONDITIONING to both Text Encode nodes instead."
         ), "LlamaGen text",
     )  # fmt: skip
+
+
+@workflow("SCD SimpleAR text to image")
+def simplear(graph):
+    draw_picture(
+        graph, "SimpleAR-1.5B-RL", "A wooden sailing boat on a calm lake in the morning mist, mountains behind it", (
+            "**SimpleAR** draws 1024x1024 pixels in 4096 tokens; set width and height to 512 for a quarter of them.\n\n"
+            "1. Put the folder **Daniel0724/SimpleAR-1.5B-RL** from the model hub as it is into "
+            "`ComfyUI/models/ar_models/SimpleAR-1.5B-RL` (about 3.3 GB). The 0.5B and the other 1.5B models work the "
+            "same way.\n"
+            "2. Put **decoder.jit** (and **encoder.jit**, for VQ Encode) of **nvidia/Cosmos-1.0-Tokenizer-DV8x16x16** "
+            "into `ComfyUI/models/ar_models/Cosmos-1.0-Tokenizer-DV8x16x16`."
+        ), "SimpleAR",
+    )  # fmt: skip
+
+
+@workflow("SCD Lumina-mGPT 2.0 text to image")
+def lumina_mgpt_2(graph):
+    draw_picture(
+        graph, "Lumina-mGPT-2.0", "A glass teapot on a windowsill, blooming tea inside, soft light from the left", (
+            "**Lumina-mGPT 2.0** draws 768x768 in 9312 tokens, and other shapes in steps of 32 pixels: set width and "
+            "height in the sampler.\n\n"
+            "1. Put the folder **Alpha-VLLM/Lumina-mGPT-2.0** into `ComfyUI/models/ar_models/Lumina-mGPT-2.0` (about "
+            "16 GB; a picture needs another 10 GB).\n"
+            "2. Put **movqgan_270M.ckpt** of **ai-forever/MoVQGAN** into the same folder, or a folder beside it."
+        ), "Lumina-mGPT 2",
+    )  # fmt: skip
+
+
+@workflow("SCD Emu3 text to image")
+def emu3(graph):
+    draw_picture(
+        graph, "Emu3-Gen-hf", "A portrait of a young girl with freckles and a straw hat, film photograph", (
+            "**Emu3-Gen** draws 720x720 pixels in 8193 tokens, and other shapes of that area in steps of 8 pixels: set "
+            "width and height in the sampler. The authors' words for quality are added to the prompt.\n\n"
+            "Put the folder **BAAI/Emu3-Gen-hf** from the model hub as it is into "
+            "`ComfyUI/models/ar_models/Emu3-Gen-hf` (about 17 GB). It holds everything. The original release "
+            "BAAI/Emu3-Gen works as well, with the folder **Emu3-VisionTokenizer** beside it."
+        ), "Emu3",
+    )  # fmt: skip

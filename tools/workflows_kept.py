@@ -1,6 +1,8 @@
-"""Workflows that keep a part of a picture or clip: each draws its own input first, so that no file is needed."""
+"""Workflows that keep a part of a picture or clip. With the bundled model each draws its own input first, so that no
+file is needed."""
 
 from workflow_graph import GREY, enlarged, figures, road, sampler_wires, workflow
+from workflows_image import NOT_SEEN, REFRESH
 
 OWN = "To use a picture of your own, put **Load Image** in the place of the nodes in the first frame."
 
@@ -96,3 +98,31 @@ def continue_a_clip(graph):
               filename_prefix="SCD/continued")
     graph.group("How it went", 1620, 1010, 770, 400, GREY)
     figures(graph, 1640, 1060)
+
+
+@workflow("SCD Cosmos continue a clip")
+def cosmos(graph):
+    road(graph, "", model="Cosmos-1.0-Autoregressive-4B", negative=False)
+    graph.note(
+        "**Cosmos** goes on from a picture, or from the last 9 frames of a clip: 33 frames of 1024x640, 2560 tokens "
+        "for each 8 of them. For a clip put **Load Video** and **Get Video Components** in the place of Load Image.\n\n"
+        "1. Put **model.pt** and **config.json** of **nvidia/Cosmos-1.0-Autoregressive-4B** into "
+        "`ComfyUI/models/ar_models/Cosmos-1.0-Autoregressive-4B` (8 GB); 12B works the same way. These read no prompt. "
+        "**5B and 13B Video2World** do: connect **CLIP Text Encode** to conditioning, with oldt5_xxl and type cosmos "
+        "in the CLIP loader.\n"
+        "2. Put **encoder.jit** and **decoder.jit** of **nvidia/Cosmos-1.0-Tokenizer-DV8x16x16** into "
+        "`ComfyUI/models/ar_models/Cosmos-1.0-Tokenizer-DV8x16x16`.\n\n"
+        f"{REFRESH}{NOT_SEEN}", (20, 270), (740, 570))
+    graph.group("What it goes on from", 810, 0, 390, 860)
+    graph.add("given", "LoadImage", (830, 50), (350, 330), image="example.png")
+    graph.add("encode", "SCD_VQEncode", (830, 430), (350, 330), images_are="clip",
+              wires={"vq": ("load", 2), "image": ("given", 0)})
+    graph.group("Draw", 1230, 0, 390, 860)
+    graph.add("draw", "SCD_Sampler", (1250, 50), (350, 780), seed=1, frames=33,
+              wires={**sampler_wires(negative=False), "kept": ("encode", 0)})
+    graph.group("Clip", 1650, 0, 770, 720)
+    graph.add("decode", "SCD_VQDecode", (1670, 50), (350, 60), wires={"tokens": ("draw", 0), "vq": ("load", 2)})
+    graph.add("save", "SCD_VideoCombine", (2060, 50), (340, 640), wires={"images": ("decode", 0)}, frame_rate=25.0,
+              filename_prefix="SCD/Cosmos")
+    graph.group("How it went", 1650, 770, 770, 400, GREY)
+    figures(graph, 1670, 820)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .files import scan
-from .header import AGAIN, reading
+from .header import AGAIN, reading, refuse_text
 
 UP = 2  # levels above the weights whose folders are looked into
 MOST = 4000  # folders looked into at most: a models folder may lie in a crowded place
@@ -34,12 +34,15 @@ class SideFile:
         """All of it.
 
         Raises:
-            UserError: unreadable.
+            UserError: unreadable, or something else under its name: nothing, a pointer, a web page.
         """
         if self._stored is not None:
             return self._stored
         with reading(self.path):
-            return self.path.read_bytes()
+            found = self.path.read_bytes()
+        if self.name.endswith((".json", ".yaml")):  # lists of tokens may begin as web pages do
+            refuse_text(self.path, found[:512], len(found), "a file of the model")
+        return found
 
     def text(self):
         """The whole text.
@@ -74,17 +77,22 @@ def own_folders(root, whole):
     folders = [root]
     if whole:
         folders += [root / sub for sub in scan(root)[1]]
-    if root.parent.name == "models" and (root / "params.json").is_file():
-        release = root.parent.parent
+    release = release_folder(root)
+    if release != root:
         folders += [release, release / "tokenizer"]
     return folders
+
+
+def release_folder(root):
+    """The folder that a model's weights were released in: for Meta's layout (models/7b/params.json) two above."""
+    return root.parent.parent if root.parent.name == "models" and (root / "params.json").is_file() else root
 
 
 def far_folders(root, whole):
     """Folders beside a model, near ones first: children and grandchildren of the folders above it (a generator)."""
     root = Path(os.path.abspath(root))  # links are not followed: a models folder may be made of them
     seen = set(own_folders(root, whole))
-    levels = ([] if whole else [root]) + list(root.parents[:UP])
+    levels = ([] if whole else [root]) + list(release_folder(root).parents[:UP])
     for level in levels:
         children = [level / sub for sub in scan(level)[1]]
         below = [child / sub for child in children for sub in scan(child)[1]]

@@ -23,7 +23,9 @@ KNOWN = (
     "consolidated.pth", "checkpoint-last.pth",
 )  # fmt: skip
 # What trainers leave beside weights under the same endings.
-TRAINER = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)$")
+TRAINER = re.compile(
+    r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)$|(.+\.ssd|ssd_heads)\.safetensors$"
+)
 # A release's own name for the image tokenizer that people put beside the language model.
 COMPANION = re.compile(r"((mo)?vqgan|vq[_-]ds\d+|(en|de)coder\.|kl-?\d+\.)", re.IGNORECASE)
 COMPANION_FOLDER = re.compile(r"(flan-)?t5-[\w.]+|text_encoder(_\d)?", re.IGNORECASE)  # text encoders
@@ -84,12 +86,23 @@ def pick(path):
     with reading(path):
         mode = os.stat(path).st_mode
     picked = _pick_folder(path) if stat.S_ISDIR(mode) else _pick_file(path, mode)
-    # aria2 reserves the full size at once: only the notes beside the file tell that bytes are missing.
-    unfinished = [name for name in picked.names if (picked.folder / f"{name}.aria2").exists()]
+    unfinished = [name for name in picked.names if _is_unfinished(picked.folder / name)]
     if unfinished:
-        raise UserError(f"'{picked.folder}' is still being downloaded ({some(unfinished)}); let aria2 "
+        raise UserError(f"'{picked.folder}' is still being downloaded ({some(unfinished)}); let the download "
                         "finish.")
     return picked
+
+
+def _is_unfinished(path):
+    """Is there a download's own file beside this one?
+
+    aria2 reserves the full size at once, and its notes alone tell that bytes are missing. Browsers keep an empty file
+    under the name until they are done.
+    """
+    with suppress(OSError):
+        empty = path.stat().st_size == 0
+        return any(path.with_name(path.name + ending).exists() for ending in (PARTIAL if empty else (".aria2",)))
+    return False
 
 
 def _pick_file(path, mode):

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import zipfile
 from contextlib import contextmanager
 
 from ..errors import UserError
@@ -22,6 +23,16 @@ STORED = {
     "F8_E4M3": (8, "float8_e4m3fn"), "F8_E5M2": (8, "float8_e5m2"), "F8_E8M0": (8, "float8_e8m0fnu"),
     "F8_E4M3FNUZ": (8, "float8_e4m3fnuz"), "F8_E5M2FNUZ": (8, "float8_e5m2fnuz"),
 }  # fmt: skip
+# First bytes of what people rename: other kinds of weights, and archives that hold the weights.
+FOREIGN = {
+    b"GGUF": "a GGUF file with quantised weights, which cannot be read here; get the safetensors files of the model",
+    b"\x89HDF": "an HDF5 file of another framework; get the safetensors files of the model",
+    b"7z\xbc\xaf": "a 7z archive; unpack it and select what is inside",
+    b"Rar!": "a RAR archive; unpack it and select what is inside",
+    b"\x1f\x8b\x08": "a gzip archive; unpack it and select what is inside",
+    b"\xfd7zXZ": "an xz archive; unpack it and select what is inside",
+    b"BZh9": "a bzip2 archive; unpack it and select what is inside",
+}
 HEADER_LIMIT = 100_000_000  # the format's own limit for the JSON header, in bytes
 AGAIN = "download it again"
 
@@ -44,13 +55,23 @@ def reading(path):
     try:
         yield
     except FileNotFoundError as error:
-        raise UserError(f"{label(path)} does not exist; check its name and that the drive "
+        raise UserError(f"{label(path)} {_where_it_leads(path)}; check its name and that the drive "
                         "is connected.") from error
     except PermissionError as error:
         raise UserError(f"{label(path)} may not be read by this user; change its permissions.") from error
     except OSError as error:
         raise UserError(f"{label(path)} cannot be read ({error.strerror or error}); check that its drive is "
                         "connected.") from error
+
+
+def _where_it_leads(path):
+    """What a message says of a path under which nothing is."""
+    if not os.path.islink(path):
+        return "does not exist"
+    target = os.readlink(path)
+    lost = "whose content git-annex has not fetched ('git annex get' does)" if "annex/objects" in target else \
+        "which is not there"
+    return f"is a link to '{target}', {lost}"
 
 
 def first_bytes(path, count=512):
@@ -69,10 +90,31 @@ def refuse_text(path, head, size, wanted):
         expected = f"{int(real[1]):,} bytes" if real else wanted
         raise UserError(f"{label(path)} is a Git LFS pointer of {size:,} bytes instead of the real file "
                         f"({expected} expected): run 'git lfs pull' there or download the file itself.")
+    if re.match(rb"/?(\.git/)?annex/objects/", head):
+        real = re.search(rb"-s(\d+)-", head)
+        expected = f"{int(real[1]):,} bytes" if real else wanted
+        raise UserError(f"{label(path)} is a git-annex pointer of {size:,} bytes instead of the real file "
+                        f"({expected} expected): run 'git annex get' there or download the file itself.")
+    kind = next((kind for start, kind in FOREIGN.items() if head.startswith(start) and head[8:9] != b"{"), None)
+    if kind:
+        raise UserError(f"{label(path)} ({size:,} bytes) is not {wanted} as its name promises but {kind}.")
     # The length in front of a safetensors header may begin with any byte, but never lacks zeros.
     if b"\0" not in head[:8] and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
         raise UserError(f"{label(path)} is a web page of {size:,} bytes where {wanted} is expected: the "
                         f"site sent a login or error page; {AGAIN}, signed in if the model asks for it.")
+
+
+def zip_names(path):
+    """Names of all files in a zip archive.
+
+    Raises UserError for one that was cut off.
+    """
+    try:
+        with reading(path), zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{label(path)} has {os.path.getsize(path):,} bytes where more are expected: the end of the "
+                        f"archive is missing, so the download or copy was cut off; {AGAIN}.") from error
 
 
 def read_json(path):
@@ -110,6 +152,9 @@ def read_header(path):
                         f"of a safetensors file, so the download broke off at once; {AGAIN}.")
     # A header's length may begin with the same bytes as a pickle, but then "{" follows it.
     if head[8:9] != b"{" and head.startswith((b"PK\x03\x04", *(bytes((128, n)) for n in range(2, 6)))):
+        if head.startswith(b"PK") and not any(name.endswith("data.pkl") for name in zip_names(path)):
+            raise UserError(f"{label(path)} ({size:,} bytes) is a zip archive where a safetensors file is "
+                            "expected; unpack it and select the weight file inside.")
         raise UserError(f"{label(path)} ({size:,} bytes) is a pickled PyTorch file, not the safetensors "
                         "file its name promises; rename it to end in .pt or .ckpt, or get the real "
                         "safetensors file.")
@@ -154,7 +199,7 @@ def _check_entry(entry):
     """End of one tensor's bytes, relative to the data; ValueError when its shape and range do not agree."""
     shape, (start, end) = entry["shape"], entry["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in [*shape, start, end]):
-        raise ValueError(f"shape {shape} at {start}:{end}")
+        raise ValueError(f"shape {shape!r} at {start!r}:{end!r}")
     bits = STORED.get(entry["dtype"], (None,))[0]
     if bits is not None and (end - start) * 8 != math.prod(shape) * bits:
         raise ValueError(f"shape {shape} of {entry['dtype']} does not fill bytes {start}:{end}")

@@ -6,6 +6,7 @@ links to other drives. Nothing is opened here; only folders are listed.
 
 import logging
 import os
+import time
 import unicodedata
 from contextlib import suppress
 from itertools import takewhile
@@ -29,6 +30,8 @@ from .header import some
 log = logging.getLogger(__name__)
 
 DEPTH = 8  # folders below a root that are searched
+SETTLED = 2_000_000_000  # ns after its last change that a folder is trusted to show every later one by its time
+_lists = {}  # roots -> ({folder: time of its last change}, names)
 
 
 def list_models(roots):
@@ -36,10 +39,26 @@ def list_models(roots):
 
     A folder whose weights belong together is one name, and nothing inside it is listed; files of a folder
     that only collects models are listed singly. Image tokenizers beside them and text encoders are left out.
-    Equal names count once. Never raises: what cannot be read is skipped.
+    Equal names count once. Never raises: what cannot be read is skipped. A host asks for this list several times a
+    run, so folders are read again only when one of them changed.
     """
-    found = {name for root in _usable(roots) for name, listed in _walk(root) if listed}
-    return sorted(found, key=lambda name: (name.casefold(), name))
+    roots, now = _usable(roots), time.time_ns()
+    place = tuple(map(os.path.abspath, roots))
+    folders, names = _lists.get(place, ((), None))
+    if names is None or any(_changed(folder) != last for folder, last in folders.items()):
+        folders = {}
+        found = {name for root in roots for name, listed in _walk(root, seen=folders) if listed}
+        names = sorted(found, key=lambda name: (name.casefold(), name))
+        if all((last or 0) < now - SETTLED for last in folders.values()):
+            _lists[place] = (folders, names)
+    return list(names)
+
+
+def _changed(folder):
+    """Time of a folder's last change in ns, None where there is none."""
+    with suppress(OSError, ValueError):
+        return os.stat(folder).st_mtime_ns
+    return None
 
 
 def _usable(roots):
@@ -52,14 +71,20 @@ def _usable(roots):
     return []
 
 
-def _walk(root, prefix="", above=()):
-    """Yield (name, listed) below a root; files inside a model folder come with listed=False."""
+def _walk(root, prefix="", above=(), seen=None):
+    """Yield (name, listed) below a root; files inside a model folder come with listed=False.
+
+    seen: dict that takes the folders that were read and their times.
+    """
+    seen = {} if seen is None else seen
     folder = os.path.join(root, prefix)
     real = None
     with suppress(OSError, ValueError):
         real = os.path.realpath(folder)
     if real is None or real in above or len(above) > DEPTH:  # a link back to where we came from
         return
+    folder = os.path.abspath(folder)
+    seen[folder] = _changed(folder)
     files, folders = scan(folder)
     kind, _ = choose(files)
     start = f"{prefix}/" if prefix else ""
@@ -68,8 +93,9 @@ def _walk(root, prefix="", above=()):
         yield from ((start + name, False) for name in files if is_weight(name))
         if kind == "file" and not _has_settings(files):  # a lone file may have whole releases beside it
             for sub in folders:
+                seen[os.path.join(folder, sub)] = _changed(os.path.join(folder, sub))
                 if _has_settings(scan(os.path.join(folder, sub))[0]):
-                    yield from _walk(root, start + sub, (*above, real))
+                    yield from _walk(root, start + sub, (*above, real), seen)
         return
     # aria2 writes under the final name at once and keeps its notes beside until it is done.
     unfinished = {name.removesuffix(".aria2") for name in files if name.endswith(".aria2")}
@@ -77,7 +103,7 @@ def _walk(root, prefix="", above=()):
     later = {name for group in shard_sets(weights).values() for name in group[1:]}
     models = set(without_companions(weights)) - later
     yield from ((start + name, name in models) for name in weights)
-    below = [found for sub in folders for found in _walk(root, start + sub, (*above, real))]
+    below = [found for sub in folders for found in _walk(root, start + sub, (*above, real), seen)]
     if prefix and not weights and not below and _has_settings(files):
         below = [(prefix, True)]  # half a model: selectable, so that loading it can say what is missing
     yield from below

@@ -6,13 +6,14 @@ import os
 import pickle
 import pickletools
 import re
+import tarfile
 import zipfile
 from collections.abc import Mapping
 
 import torch
 
 from ..errors import UserError
-from .header import AGAIN, first_bytes, label, reading, refuse_text, some
+from .header import AGAIN, first_bytes, label, reading, refuse_text, some, zip_names
 
 # Values without behaviour that releases store beside their weights: training arguments, and byte buffers that
 # layers of an accelerated library leave under "_extra_state". torch refuses everything else that is no
@@ -84,12 +85,7 @@ def archive_names(path):
     refuse_text(path, head, size, "a PyTorch file")
     if not head.startswith(b"PK\x03\x04"):
         return None
-    try:
-        with reading(path), zipfile.ZipFile(path) as archive:
-            return {name.rpartition("/")[2] for name in archive.namelist()}
-    except zipfile.BadZipFile as error:
-        raise UserError(f"{label(path)} has {size:,} bytes where more are expected: the end of the "
-                        f"archive is missing, so the download or copy was cut off; {AGAIN}.") from error
+    return {name.rpartition("/")[2] for name in zip_names(path)}
 
 
 def check_pickle(path):
@@ -113,6 +109,11 @@ def check_pickle(path):
     if size < 8:
         raise UserError(f"{label(path)} has {size:,} bytes where a PyTorch file is expected, so the "
                         f"download broke off at once; {AGAIN}.")
+    with reading(path):
+        archive = tarfile.is_tarfile(path)
+    if archive:  # very old PyTorch files are such archives; releases before 2.6 do not read them weights-only
+        raise UserError(f"{label(path)} ({size:,} bytes) is a tar archive where a PyTorch file is expected; unpack it "
+                        "and select the weight file inside.")
     if head[:1] != b"\x80":
         raise UserError(f"{label(path)} ({size:,} bytes) is of an unknown kind where a PyTorch file is "
                         f"expected, so it is damaged or misnamed; {AGAIN}.")

@@ -18,10 +18,12 @@ import torch
 from ..errors import UserError
 from .beside import SideFile, accepted, far_folders, matches, own_folders
 from .files import INDEX, SETTINGS, pick
+from .header import label as named
 from .header import read_json, some
 from .packed import packed_parts, stored_sides
 from .readers import open_reader
 from .scales import find_scales, is_scale, unscaled
+from .settings import check_settings
 
 
 class Source:
@@ -95,11 +97,13 @@ class Source:
 
     def _find_config(self):
         # The file's own config first: it travels with these weights, a config.json may be a neighbour's.
+        config = None
         with suppress(ValueError, RecursionError):
             config = json.loads(self.metadata.get("config", ""))
-            if isinstance(config, dict):
-                return config
-        return next((read_json(self.root / name) for name in SETTINGS if (self.root / name).is_file()), {})
+        if isinstance(config, dict):
+            return check_settings(config, f"the configuration inside '{self.files[0]}'")
+        found = next((name for name in SETTINGS if (self.root / name).is_file()), None)
+        return check_settings(read_json(self.root / found), named(self.root / found)) if found else {}
 
     def keys(self):
         """Names of all tensors (a view that supports `in` and len)."""
@@ -179,11 +183,21 @@ class Source:
                     where = f"{stored} inside {self.files[0]}"
                     found = self.sides[stored] = SideFile(stored, where, stored=self._stored_sides[stored])
                     return found
+        refused = None
         for near, path in self._candidates(names, far=fits is not None):
+            if refused and not near:
+                break
             found = SideFile(path.name, str(path), path)
-            if accepted(fits, found, near):
-                self.sides[found.name] = found
-                return found
+            try:
+                if not accepted(fits, found, near):
+                    continue
+            except UserError as error:  # told when no other of the model's own folders has a better one
+                refused = refused or error
+                continue
+            self.sides[found.name] = found
+            return found
+        if refused:
+            raise refused
         return None
 
     def part(self, label, *names, fits=None):
@@ -225,7 +239,8 @@ class Source:
     def _unpack(self, label):
         """A part that the converter put into this file, with its own names, settings and side files."""
         packed, view = self._packed[label], copy(self)
-        view.config, view._packed, view._stored_sides = packed["config"], {}, packed["sides"]
+        view.config = check_settings(packed["config"], f"the configuration of '{label}' inside '{self.files[0]}'")
+        view._packed, view._stored_sides = {}, packed["sides"]
         prefix = packed["prefix"]
         view._place(
             {key.removeprefix(prefix): (name, key) for key, name in self._elsewhere.items() if key.startswith(prefix)}

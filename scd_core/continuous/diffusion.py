@@ -1,7 +1,9 @@
 """The reverse diffusion that draws one continuous token: a respaced cosine schedule with learned variances.
 
 Improved DDPM (Nichol and Dhariwal 2021, arXiv 2102.09672) as MAR (arXiv 2406.11838) uses it: 1000 training steps,
-epsilon prediction, the log variance interpolated between the posterior's and beta, nothing clipped.
+epsilon prediction, the log variance interpolated between the posterior's and beta, nothing clipped unless a model asks
+for it: at the noisy end an error of epsilon is multiplied by thousands on its way to x_0, which small networks cannot
+afford.
 """
 
 import math
@@ -55,14 +57,17 @@ class Step:
 class Diffusion:
     """Tables of a reverse process of `count` steps; step indices run from count - 1 down to 0.
 
+    Args:
+        clip: what x_0 may not exceed in size where a step guesses it, None: anything.
+
     Attributes:
         count: sampling steps. times: int64 [count] training time of each. Tables (fp32 [count], computed in fp64):
         betas, log_betas, log_variance (the posterior's, its first entry replaced by the second), recip and
         recip_minus (x_0 from x_t and epsilon), coef1 and coef2 (posterior mean from x_0 and x_t).
     """
 
-    def __init__(self, count, device="cpu"):
-        self.count, times = count, respaced(count)
+    def __init__(self, count, device="cpu", clip=None):
+        self.count, self.clip, times = count, clip, respaced(count)
         kept = np.cumprod(1 - cosine_betas())[times]  # products of the alphas of all training steps up to each
         before = np.concatenate([[1.0], kept[:-1]])
         betas = 1 - kept / before
@@ -95,4 +100,6 @@ class Diffusion:
         share = (spread + 1) / 2
         log_variance = share * at(self.log_betas) + (1 - share) * at(self.log_variance)
         start = at(self.recip) * x - at(self.recip_minus) * eps
+        if self.clip is not None:
+            start = start.clamp(-self.clip, self.clip)
         return Step(at(self.coef1) * start + at(self.coef2) * x, 0.5 * log_variance + math.log(temperature))

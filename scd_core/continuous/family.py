@@ -47,6 +47,7 @@ class MarFamily(Family):
 
     title = "MAR (class to picture, continuous tokens)"
     continuous = True
+    clip = None  # see `Diffusion`
     auto_dtype = "fp32"  # the diffusion head draws visibly worse in half precision
 
     @staticmethod

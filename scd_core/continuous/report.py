@@ -3,6 +3,8 @@
 import hashlib
 from dataclasses import dataclass, field
 
+from ..origin import in_words
+
 
 @dataclass
 class ContinuousReport:
@@ -18,6 +20,8 @@ class ContinuousReport:
             asynchronous device waiting counts where the host waits.
         lossless: the tokens follow the law of the target alone.
         notes: sentences for the user.
+        stopped: tokens that were drawn when the callback ended the run, None: all.
+        origin: see `origin.origin`, with name and fingerprint of the "draft"; `settings` are a `Settings`.
     """
 
     method: str
@@ -33,6 +37,8 @@ class ContinuousReport:
     dtype: str
     sha256_tokens: str
     notes: list = field(default_factory=list)
+    stopped: int | None = None
+    origin: dict = field(default_factory=dict)
 
     @property
     def total_seconds(self):
@@ -46,7 +52,8 @@ class ContinuousReport:
     @property
     def tokens_per_pass(self):
         """Mean tokens that a sample commits in one of its passes of the target."""
-        return self.tokens / max(sum(len(counts) for counts in self.accepted), 1)
+        decided = self.tokens if self.stopped is None else self.stopped
+        return decided / max(sum(len(counts) for counts in self.accepted), 1)
 
     def to_dict(self):
         """Plain data for JSON."""
@@ -64,17 +71,20 @@ class ContinuousReport:
             "seconds": round(self.total_seconds, 4),
             "seconds_by_part": {k: round(v, 4) for k, v in self.seconds.items()},
             "lossless": self.lossless,
+            "stopped": self.stopped,
             "dtype": self.dtype,
             "sha256_tokens": self.sha256_tokens,
             "notes": list(self.notes),
+            "origin": self.origin,
         }
 
     def text(self):
         """A few lines an artist can read."""
         s, share = self.settings, self.accepted_share
         drafts = f" and {self.draft_passes} of the draft" if self.draft_passes else ""
+        kind = "stopped early" if self.stopped is not None else "lossless" if self.lossless else "lossy"
         lines = [
-            f"method {self.method} ({'lossless' if self.lossless else 'lossy'}), {len(self.accepted)} x "
+            f"method {self.method} ({kind}), {len(self.accepted)} x "
             f"{self.tokens // max(len(self.accepted), 1)} tokens in {s['steps']} steps",
             f"{self.passes} passes of the target{drafts}, {self.tokens_per_pass:.2f} tokens a pass of the target",
         ]
@@ -88,6 +98,10 @@ class ContinuousReport:
             "steps a token",
             f"tokens sha256 {self.sha256_tokens[:16]}",
         ]
+        if self.stopped is not None:
+            lines.append(f"stopped at {self.stopped} of {self.tokens} tokens: the others are copies of these")
+        if self.origin:
+            lines.append(in_words(self.origin))
         return "\n".join(lines + list(self.notes))
 
 

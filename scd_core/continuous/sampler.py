@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
+from ..origin import fingerprint, origin
 from .cspd import MODES
 from .diffusion import TRAINED, Diffusion
 from .noise import PATH, NormalNoise
@@ -46,12 +47,14 @@ class Settings:
 
 @dataclass
 class Progress:
-    """Handed to the callback after every round: passes of the target, tokens done and in all, the canvas [B, n, C]."""
+    """Handed to the callback after every round: passes of the target, tokens done and in all, the canvas [B, n, C] and
+    which of it are drawn, bool [B, n] on the host."""
 
     passes: int
     done: int
     total: int
     canvas: torch.Tensor
+    known: torch.Tensor
 
 
 @dataclass
@@ -122,6 +125,12 @@ def check_pair(family, draft):
             )
 
 
+def as_latents(canvas):
+    """Tokens [B, n, C] -> what the codec takes, [B, C, side, side]."""
+    side = round(canvas.shape[1] ** 0.5)
+    return canvas.transpose(1, 2).unflatten(2, (side, side))
+
+
 class Run:
     """One call: the canvas, what is decided of it, and both sides.
 
@@ -134,7 +143,7 @@ class Run:
     """
 
     def __init__(self, nets, family, prompt, settings, device, callback=None, poll=None, source=None):
-        cfg, self.settings = family.decoder_config, settings
+        cfg, self.settings, self.stopped = family.decoder_config, settings, None
         self.device, self.callback = device, callback
         self.schedule = cosine_schedule(cfg.tokens, settings.steps)
         samples = range(settings.first_sample, settings.first_sample + settings.batch)
@@ -150,7 +159,7 @@ class Run:
         guided = settings.cfg != 1 and number is not None
         steps = range(self.schedule.steps)
         guidance = torch.tensor([self.schedule.guidance(settings.cfg, step) for step in steps])
-        diffusion = Diffusion(settings.diffusion_steps, device)
+        diffusion = Diffusion(settings.diffusion_steps, device, family.clip)
         self.target, self.draft = (
             net and Side(net, classes, guided, diffusion, guidance, settings.temperature, self.lap, poll, device)
             for net in nets
@@ -215,29 +224,46 @@ class Run:
         self.put(self.canvas, cells, self.target.chain(self.target.gather(z, cells), cells, self.noise(cells)).x)
         return np.ones(len(rows), dtype=np.int64)
 
-    def loop(self):
+    def loop(self, keep_on=()):
         steps, masked = self.schedule.steps, np.array(self.schedule.masked)
         prefill = int(np.ceil(self.settings.prefill * steps - 1e-9)) if self.draft else steps
         round_ = MODES[self.settings.mode].round
         while (self.frontier < steps).any():
             rows = np.flatnonzero(self.frontier < steps)
             before = self.frontier[rows]
-            # rows only part ways behind the prefill
-            done = self.alone(rows) if before.min() < prefill else round_(self, rows)
-            self.frontier[rows] += done
-            for row, start in zip(rows, before):
-                self.accepted[row].append(int(masked[start] - masked[self.frontier[row]]))
-            self.lap("rest")
-            if self.callback is not None:
-                left = int(masked[self.frontier].sum())
-                total = self.canvas.shape[0] * self.canvas.shape[1]
-                self.callback(Progress(self.target.passes, total - left, total, self.canvas))
-                self.last = time.perf_counter()  # the callback's time is not the sampler's
+            try:
+                # rows only part ways behind the prefill
+                done = self.alone(rows) if before.min() < prefill else round_(self, rows)
+                self.frontier[rows] += done
+                for row, start in zip(rows, before):
+                    self.accepted[row].append(int(masked[start] - masked[self.frontier[row]]))
+                self.lap("rest")
+                ends = self.callback is not None and self.callback(self.progress())
+            except keep_on:
+                if not self.frontier.any():
+                    raise
+                ends = True
+            self.last = time.perf_counter()  # the callback's time is not the sampler's
+            if ends and (self.frontier < steps).any():
+                return self.fill()
+
+    def progress(self):
+        total = self.canvas.shape[0] * self.canvas.shape[1]
+        left = int(np.array(self.schedule.masked)[self.frontier].sum())
+        known = self.known(np.arange(len(self.canvas)), self.frontier)
+        return Progress(self.target.passes, total - left, total, self.canvas, known)
+
+    def fill(self):
+        """Cells that nobody drew take the nearest one that was drawn."""
+        now, side = self.progress(), round(self.schedule.tokens**0.5)
+        self.stopped, known = now.done, now.known.to(self.device)
+        places = torch.cartesian_prod(*[torch.arange(side, device=self.device)] * 2).float()
+        far = torch.cdist(places, places).masked_fill(~known[:, None], torch.inf)
+        self.canvas = self.canvas.gather(1, far.argmin(-1)[..., None].expand_as(self.canvas))
 
     def latents(self):
         """The canvas as the codec takes it: fp32 [B, C, side, side] on the CPU."""
-        side = round(self.schedule.tokens**0.5)
-        return self.canvas.transpose(1, 2).unflatten(2, (side, side)).contiguous().cpu()
+        return as_latents(self.canvas).contiguous().cpu()
 
     def report(self, latents):
         mode = MODES[self.settings.mode] if self.draft else None
@@ -252,22 +278,25 @@ class Run:
             tested=self.tested,
             taken=self.taken,
             seconds=self.seconds,
-            lossless=mode is None or mode.lossless,
+            lossless=self.stopped is None and (mode is None or mode.lossless),
             dtype=str(self.target.net.dtype).removeprefix("torch."),
             sha256_tokens=latents_hash(latents),
             notes=notes,
+            stopped=self.stopped,
         )
 
 
 @torch.inference_mode()
-def sample(net, family, prompt, settings=None, draft=None, device="cpu", callback=None, poll=None):
+def sample(net, family, prompt, settings=None, draft=None, device="cpu", callback=None, poll=None,
+           keep_on=()):
     """Draw pictures with a continuous model.
 
     Args:
         net, family: a loaded MAR. prompt: `Prompt` with a class; an empty text draws without one.
         settings: `Settings`. draft: None, or a smaller (net, family) whose tokens the target judges.
-        callback: called with `Progress` after every round. poll: called before every network evaluation. What either
-            raises ends the run.
+        callback: called with `Progress` after every round; when it returns True the run ends with what is drawn, and
+            copies of it elsewhere. poll: called before every network evaluation. What either raises ends the run.
+        keep_on: classes of exceptions that end it in the same way as True, once something is drawn.
 
     Returns:
         `Drawn`.
@@ -279,9 +308,13 @@ def sample(net, family, prompt, settings=None, draft=None, device="cpu", callbac
     settings = resolve(settings or Settings(), family)
     nets = (net, draft and draft[0])
     run = Run(nets, family, prompt, settings, device, callback, poll)
-    run.loop()
+    run.loop(keep_on)
     latents = run.latents()
-    return Drawn(latents, run.report(latents))
+    report = run.report(latents)
+    report.origin = origin(net, family, device, prompt)
+    if draft is not None:
+        report.origin["draft"] = {"model": draft[1].file, "fingerprint": fingerprint(draft[0])}
+    return Drawn(latents, report)
 
 
 def working_bytes(config, settings, item_size, drafted):

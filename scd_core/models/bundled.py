@@ -96,7 +96,7 @@ class BundledFamily(Family):
         total = prompt_length + plan.length
         cos, sin = rope_1d(total, decoder.cfg.head_dim, device=device)
         first = 1 if plan.frames > 1 else 0  # table row 0 belongs to stills
-        grid = decoder.grid_vectors(range(first, first + plan.frames), range(plan.rows), range(plan.cols))
+        grid = decoder.grid_vectors(range(first, first + plan.frames), range(plan.rows), range(plan.cols), device)
         absolute = grid.new_zeros(total, grid.shape[1])
         absolute[prompt_length - 1 : total - 1] = grid
         return Positions(cos, sin, absolute.to(device))

@@ -5,6 +5,7 @@ people have from Meta's release, from a safetensors conversion or inside of an A
 """
 
 import re
+from contextlib import suppress
 
 from ..errors import UserError
 from .chameleon_text import CODE, TokenMap
@@ -48,7 +49,10 @@ def find_text(source, rows, name):
     if tokens is None:
         fits = [lambda side: _size(side) == rows, lambda side: 0 < _size(side) <= rows]
     # one that agrees in every name goes before a nearer one that differs in a few
-    found = next((side for fit in fits if (side := source.side(*TOKENIZERS, fits=fit))), None)
+    found = None
+    with suppress(UserError):  # what keeps a tokenizer from being read is told by the second, wider search
+        found = source.side(*TOKENIZERS, fits=fits[0])
+    found = found or source.side(*TOKENIZERS, fits=fits[1])
     tokenizer = found and HubTokenizer(found)
     if tokenizer is not None:
         listed = {} if tokens is None else tokens.ids

@@ -35,7 +35,7 @@ class CosmosFamily(Family):
     ignored = IGNORED
     frame_rate = 25
     factor, compression = FACTOR, COMPRESSION
-    contexts = (1, 1 + COMPRESSION)
+    contexts, context_end = (1, 1 + COMPRESSION), "end"
     encoder_file = "encoder.jit or encoder.safetensors of the same video tokenizer"
 
     @staticmethod

@@ -38,6 +38,7 @@ IGNORED = (
     r".*_extra_state$",  # notes of an accelerated library
     r".*\b(rope|pos_emb)\.", r".*(abs_pos_emb|causal_mask|cache_[kv])$",  # buffers that are computed here
 )  # fmt: skip
+LONGEST = 4096  # grids, rows or columns: more would not fit into any memory
 LATENT = (5, 40, 64)  # token grids, rows and columns of a clip of the release
 HEAD_EPS = 1e-5  # of the q and k norms, whatever norm_eps says: the release's attention is never told
 RELEASED = {
@@ -188,7 +189,8 @@ class Network:
         return self._grid("video_latent_shape", told)
 
     def _grid(self, name, told):
-        if not isinstance(told, (list, tuple)) or len(told) != 3 or not all(isinstance(n, int) and n > 0 for n in told):
+        whole = isinstance(told, (list, tuple)) and len(told) == 3 and all(type(n) is int for n in told)
+        if not whole or not all(0 < n <= LONGEST for n in told):
             raise UserError(
                 f"{self.name}: config.json in '{self.source.root}' tells {name} {told}; three whole numbers are "
                 "expected (token grids, rows, columns): download it again"

@@ -1,5 +1,6 @@
 """How tokens enter the decoder: one table, a codebook with an adapter, or a table beside a class or caption."""
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -58,6 +59,8 @@ class ConditionEmbedding(nn.Module):
     `cfg.embed_args` = (class rows,) or (feature width, feature tokens).
     """
 
+    device = None  # where features go; None: to the table. A host that keeps weights elsewhere sets it
+
     def __init__(self, cfg, ops, **kw):
         super().__init__()
         self.embed_tokens = ops.Embedding(cfg.vocab, cfg.dim, **kw)
@@ -76,7 +79,8 @@ class ConditionEmbedding(nn.Module):
         if stream.ids is not None:
             return self.class_table(stream.ids, out_dtype=dtype)
         features = self.uncond if stream.features is None else stream.features
-        features = features.to(device=self.embed_tokens.weight.device, dtype=dtype)
+        like = torch.empty(0, device=self.device or self.embed_tokens.weight.device, dtype=dtype)
+        features = plain_operations.cast_to(features, like)
         return self.caption_out(F.gelu(self.caption_in(features), approximate="tanh"))
 
 

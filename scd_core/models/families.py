@@ -1,5 +1,6 @@
 """All families, in the order they are asked whether a checkpoint is theirs."""
 
+from ..continuous.bundled import BundledMarFamily
 from ..continuous.family import MarFamily
 from .bundled import BundledFamily
 from .chameleon import AnoleFamily, LuminaFamily
@@ -14,6 +15,7 @@ FAMILIES = (
     BundledFamily,
     JanusFamily,
     LlamaGenFamily,
+    BundledMarFamily,
     MarFamily,
     LuminaFamily,
     Lumina2Family,

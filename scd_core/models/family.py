@@ -43,12 +43,15 @@ class Family:
     networks = ("decoder", "codec")  # parts that refs() knows
     ending = ()  # token ids that the format puts behind the plan's; nobody needs to draw them
     marks = {}  # what was concluded from names of files or folders; a one-file form keeps it as config["scd"]
+    file = ""  # name of the file or folder that it was read from, for reports
     text = None  # encoder: .encode(text) -> Prompt
     source = None  # `Source` of the weights, where it is another view of the file than the one that was detected
     continuous = False  # its tokens are vectors, drawn by a road of their own (see continuous/)
     auto_dtype = None  # dtype that "auto" stands for; None: what suits the device
+    heads = None  # `HeadFile`: where heads for the method ssd lie, whether there are any or not
     reads = None  # `FeatureReader`: text features from elsewhere that it takes for words; None: it reads words alone
     frame_rate = 8  # frames a second of its clips
+    context_end = "start"  # which end of a longer clip its own pipeline goes on from: "start" or "end"
     contexts = ()  # numbers of frames that it was trained to go on from; (): any that its codec can hold
     encoder_file = "the complete image tokenizer"  # what a codec without an encoder lacks, for messages
     guidance = "logits"  # what the guidance formula mixes: "logits" or "logprobs" (SimpleAR)

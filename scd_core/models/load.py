@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,13 +14,39 @@ from ..codecs.kl import find_kl
 from ..codecs.layouts import find_codec
 from ..errors import UserError
 from .families import FAMILIES
+from .spatial_heads import HeadFile
 from .transformer import Decoder
 
 BUNDLED = pathlib.Path(__file__).resolve().parents[1] / "bundled" / "model.safetensors"
+# what comes with the pack, by the names of the shell
+SHIPPED = {
+    "bundled": BUNDLED,
+    "mar": BUNDLED.with_name("mar.safetensors"),
+    "mar-draft": BUNDLED.with_name("mar_draft.safetensors"),
+}
 PARTS = ("decoder", "codec")
 SCALE = ".scale_weight"
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 SHARE = 16  # a part in so many of the stored weights may stay mapped after it was copied
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@contextmanager
+def fitting(name):
+    """What damaged files make of our reading of them, as one sentence.
+
+    Settings and shapes that nobody foresaw fail somewhere in the middle; the error's own words stay in it.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except MISFITS as error:
+        told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        raise UserError(
+            f"the files of {name} do not fit together ({told}): a tensor has another shape or "
+            "a setting is of another kind than in all supported models; download the model again"
+        ) from error
 
 
 @dataclass
@@ -50,7 +77,7 @@ class ModelFiles:
         refs = self.family.refs(part)
         dtype = dtype or next(iter(refs.values())).dtype
         config = getattr(self.family, part + "_config")
-        with torch.device("meta"):
+        with torch.device("meta"), fitting(self.name):
             net = config.network(config, operations=operations, dtype=dtype)
         wanted = {name: tuple(t.shape) for name, t in net.state_dict().items()}
         scales = {name for name in wanted if keep_fp8 and name.endswith(SCALE)}
@@ -141,13 +168,15 @@ def open_model(path=BUNDLED, need=PARTS, config=None):
     source = Source.open(path)
     if source.config.keys() <= {"scd"}:  # what our own converter notes is no configuration
         source.config = {**(config or {}), **source.config}
+    name = "the bundled model" if path == BUNDLED else path.name
     for family in FAMILIES:
-        if family.detect(source):
-            found = family(source)
-            name = "the bundled model" if path == BUNDLED else path.name
-            files = ModelFiles(found.source or source, found, name)
-            files.check(need)
-            return files
+        with fitting(name):
+            if family.detect(source):
+                found = family(source)
+                found.file, found.heads = name, HeadFile(path, name)
+                files = ModelFiles(found.source or source, found, name)
+                files.check(need)
+                return files
     if any(find(source) is not None for find in (find_codec, find_kl, find_dv)):
         raise UserError(
             f"{path.name} holds an image tokenizer and no language model, so it cannot draw: put it beside the "

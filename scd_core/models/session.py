@@ -29,6 +29,9 @@ class Session:
         fixed: int64 [B, N] given token ids, -1 elsewhere; the given prefix is prefilled.
         prefix: positions 0 .. prefix-1 are given for every sample.
         scratch: cache slots for the rows of a draft tree.
+
+    Attributes:
+        states: hidden states [A*S, W, dim] of the last window, before the decoder's last norm.
     """
 
     def __init__(self, decoder, family, plan, streams, fixed, prefix, device, scratch=0):
@@ -82,7 +85,7 @@ class Session:
         # the padding slot has no position of its own; any will do
         rows = self.positions.rows(slots.clamp(max=len(self.positions.cos) - 1))
         context = self.context and [kv and tuple(t[: len(x)] for t in kv) for kv in self.context]
-        return self.decoder.hidden(x, rows, self.cache, step, context)
+        return self.decoder.states(x, rows, self.cache, step, context)
 
     def window(self, tokens, before, length, opening, visible=None):
         """Laws' raw material for one pass.
@@ -107,8 +110,8 @@ class Session:
         slots = before + self.offset[: len(x)]
         length = min(-(-(self.longest + length) // self.keys) * self.keys, self.cache.slots + 1)
         blocked, nodes = (None, None) if visible is None else self._blocked(visible, length)
-        hidden = self._forward(x, slots, length, blocked, nodes)
-        return self.decoder.logits(hidden).unflatten(0, (-1, s))
+        self.states = self._forward(x, slots, length, blocked, nodes)
+        return self.decoder.logits(self.decoder.norm(self.states)).unflatten(0, (-1, s))
 
     def _blocked(self, visible, length):
         """`Visible` of samples -> (blocked bool [R, W, scratch + length], nodes int64 [R, W] or None) of cache rows."""

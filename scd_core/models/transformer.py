@@ -233,7 +233,11 @@ class Decoder(nn.Module):
         return [block.cross_attn.states(context) if block.crosses else None for block in self.layers]
 
     def hidden(self, x, rows, cache=None, step=None, context=None):
-        """Embedded tokens x [R,W,dim] and their position rows -> normed hidden states [R,W,dim].
+        """Normed hidden states [R,W,dim]: `norm` of `states`, whose arguments it takes."""
+        return self.norm(self.states(x, rows, cache, step, context))
+
+    def states(self, x, rows, cache=None, step=None, context=None):
+        """Embedded tokens x [R,W,dim] and their position rows -> hidden states before the last norm [R,W,dim].
 
         `context` is a text [R,C,context_dim], or its `cross_states` where more than one pass attends to it.
         """
@@ -246,7 +250,7 @@ class Decoder(nn.Module):
             if absolute is not None and self.cfg.abs_pos == "every_layer":
                 x = x + absolute
             x = block(x, (cos, sin), cache, step, i, None if context is None else context[i])
-        return self.norm(x)
+        return x
 
     def logits(self, hidden):
         """Hidden states [R,W,dim] -> logits [R,W,head_rows] in the model's dtype."""
@@ -256,14 +260,14 @@ class Decoder(nn.Module):
             return self.embed.project(hidden)
         return self.lm_head(hidden)
 
-    def grid_vectors(self, frames, rows, cols):
+    def grid_vectors(self, frames, rows, cols, device=None):
         """Learned vectors of a grid in raster order, [len(frames)*len(rows)*len(cols), dim] (needs grid_embed).
 
-        Each argument is a range of indices into its table.
+        Each argument is a range of indices into its table. device: of the result; None: that of each table.
         """
 
         def table(layer, ids):
-            return layer(torch.as_tensor(list(ids), device=layer.weight.device))
+            return layer(torch.as_tensor(list(ids), device=device or layer.weight.device))
 
         f, r, c = table(self.frame_embed, frames), table(self.row_embed, rows), table(self.col_embed, cols)
         return (f[:, None, None] + r[None, :, None] + c[None, None]).reshape(-1, self.cfg.dim)

@@ -60,7 +60,8 @@ class AvWriter:
     def _add_video(self):
         job, spec = self.job, self.job.spec
         # SVT-AV1 writes 25 lines of its own about each clip unless it is told to name errors alone.
-        os.environ.setdefault("SVT_LOG", "1")
+        if spec.codec == "libsvtav1":
+            os.environ.setdefault("SVT_LOG", "1")
         level = {} if job.level is None else {"crf": str(job.level)}
         self.stream = self.container.add_stream(spec.codec, rate=job.rate, options={**level, **spec.codec_options})
         self.stream.width, self.stream.height = self.width, self.height

@@ -107,3 +107,39 @@ def check_continuous_graph_runs(inside):
     }
     assert set(inside.run(graph)) == set(graph)
     assert inside.outcome()[0] == "execution_success", inside.outcome()
+
+
+def check_bundled_pair_draws_and_shows_the_picture_growing(inside):
+    model, text, vq = loaded(inside, "bundled MAR (one subject)", dtype="auto")
+    draft = loaded(inside, "bundled MAR draft (one subject)", dtype="auto")[0]
+    assert model.codec is vq and next(model.net.parameters()).dtype == torch.float32
+    with refused("it knows one subject at a time"):
+        inside.call("SCD_TextEncode", ar_text=text, text="brown fox")
+    positive = inside.call("SCD_TextEncode", ar_text=text, text="fox").args[0]
+    drawn = {}
+    for preview in ("auto", "off"):
+        inside.progress.clear()
+        drawn[preview], report = sampled(inside, model, positive, draft_model=draft, mode="prefix", preview=preview,
+                                         batch_size=2, seed=4)
+        shown = [picture for *_, picture in inside.progress if picture is not None]
+        assert bool(shown) == (preview == "auto") and "of the draft" in report
+        if shown:
+            width, height = shown[-1][1].size
+            assert width > 2 * height >= 128, "two pictures side by side"
+    assert torch.equal(drawn["auto"].codes, drawn["off"].codes)
+    pictures = inside.call("SCD_VQDecode", tokens=drawn["auto"], vq=vq).args[0]
+    assert pictures.shape == (2, 64, 64, 3) and pictures.std() > 0.05
+
+
+def check_preview_greys_what_is_not_drawn_yet(inside):
+    model = loaded(inside, "bundled MAR (one subject)", dtype="auto")[0]
+    module = inside.module("nodes.continuous_sampler")
+    progress = inside.module("scd_core.continuous.sampler").Progress
+    known = torch.zeros(1, 64, dtype=torch.bool)
+    known[:, :32] = True
+    canvas = 3 * torch.randn(1, 64, 12, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        picture = module.CanvasPreview(model.codec)._picture(progress(1, 32, 64, canvas, known))
+    pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(*picture.size, 3).int()
+    spread = pixels.amax(-1) - pixels.amin(-1)  # grey has none
+    assert (spread[128:] == 0).all() and spread[:128].float().mean() > 10

@@ -73,6 +73,33 @@ def check_a_model_that_was_incomplete_is_looked_at_again(inside):
     assert loaded(inside, "half/lm")[2].net.cfg.codes == 90
 
 
+def check_tokens_of_one_llamagen_are_refused_by_the_codec_of_another(inside):
+    """Class-to-image and text-to-image have codecs that agree in every size, and in no code."""
+    place = root(inside) / "other class model"
+    place.mkdir()
+    shutil.copy(miniatures.GOLDEN / "llamagen-c2i/model/c2i_B_64.pt", place / "c2i_B_64.pt")
+    codec = tensors(inside, "llamagen-vq-ds16/model/vq_ds16_c2i.pt")
+    same = {key: tensor.half() for key, tensor in codec.items()}
+    codec["quantize.embedding.weight"] = codec["quantize.embedding.weight"].flip(0)
+    torch.save({"model": codec}, place / "vq_ds16_c2i.pt")
+    vq = loaded(inside, T2I)[2]
+    other, words, other_vq = loaded(inside, "other class model")
+    tokens = drawn(inside, other, encoded(inside, words, "3"), window=64, **SIZE)[0]
+    assert inside.call("SCD_VQDecode", tokens=tokens, vq=other_vq).args[0].shape[0] == 1
+    with refused("come from other class model, whose image tokenizer has another codebook than this AR_VQ"):
+        inside.call("SCD_VQDecode", tokens=tokens, vq=vq)
+    picture = torch.zeros(1, tokens.height, tokens.width, 3)
+    kept = inside.call("SCD_VQEncode", vq=vq, image=picture, redraw="lower half").args[0]
+    with refused(f"come from the image tokenizer of {T2I}, other class model has another one"):
+        drawn(inside, other, encoded(inside, words, "3"), kept=kept, **SIZE)
+    half = place.parent / "half precision"  # the same codes with other rounding
+    half.mkdir()
+    shutil.copy(place / "c2i_B_64.pt", half / "c2i_B_64.pt")
+    torch.save({"model": same}, half / "vq_ds16_c2i.pt")
+    assert inside.call("SCD_VQDecode", tokens=kept.__class__(**{**vars(kept), "kept": None}),
+                       vq=loaded(inside, "half precision")[2]).args[0].shape[0] == 1
+
+
 def conditioning(features, **extra):
     """As CLIP Text Encode hands it on."""
     return [[features, {"pooled_output": None, **extra}]]

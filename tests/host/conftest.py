@@ -4,6 +4,7 @@ Where one of the two is missing its tests are skipped, visibly; with SCD_REQUIRE
 SCD_REQUIRE_BROWSER=1 (as .ci/run sets them) that is a failure.
 """
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -19,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import host_api  # noqa: E402
-from scd_tests.host.miniatures import fitted, place  # noqa: E402
+from scd_tests.host.miniatures import fitted, place, place_picture  # noqa: E402
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "msedge")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--use-gl=swiftshader", "--disable-quic", "--no-first-run",
@@ -73,18 +74,43 @@ class PackHost(host_api.Host):
         return [np.asarray(Image.open(io.BytesIO(self.view(item))).convert("RGB")) for item in stills]
 
 
-@pytest.fixture(scope="session")
-def host(tmp_path_factory):
-    """The server, on a free port, with a base directory of its own; ended by process group."""
+@contextlib.contextmanager
+def serving(base, args=()):
+    """A `PackHost` on a free port with a base directory of its own; ended by process group."""
     comfy = pathlib.Path(os.environ.get("COMFYUI_DIR") or ROOT / ".comfy" / "ComfyUI")
     if not (comfy / "main.py").is_file():
         missing(f"no ComfyUI in {comfy}: run make comfy", "SCD_REQUIRE_HOST")
     if importlib.util.find_spec("aiohttp") is None:
         missing("aiohttp is not installed: run make venv", "SCD_REQUIRE_HOST")
-    base = tmp_path_factory.mktemp("comfy")
     place(base / "models" / "ar_models")
-    with host_api.running_host(base, device="cpu") as running:
+    place_picture(base / "input")
+    with host_api.running_host(base, args=args, device="cpu") as running:
         yield PackHost(running.base_url, base)
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory):
+    """The server, with the page that its release asks for."""
+    with serving(tmp_path_factory.mktemp("comfy")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def newest_host(tmp_path_factory):
+    """The same server with the newest page there is (tools/run_comfy.sh install fetches it)."""
+    static = ROOT / ".comfy" / "newest_page" / "static"
+    if not (static / "index.html").is_file():
+        missing("the newest page of ComfyUI is not there: run make comfy with a network", "SCD_REQUIRE_BROWSER")
+    with serving(tmp_path_factory.mktemp("newest"), ["--front-end-root", str(static)]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["pinned", "newest"])
+def site(request):
+    """The server of each of the two pages; `kind` says which."""
+    running = request.getfixturevalue("host" if request.param == "pinned" else "newest_host")
+    running.kind = request.param
+    return running
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +129,20 @@ def browser():
         browser.close()
 
 
-@pytest.fixture
-def page(host, browser):
-    """A fresh page of the server, ready to use and cut off from every other address; page.errors collects
-    what it complains about."""
+@pytest.fixture(scope="module")
+def page(site, browser):
+    """One page of a server for a file of tests, ready to use and cut off from every other address; page.errors
+    collects what it complains about."""
     # without this the template dialog covers the canvas on the first visit
-    host.fetch("/settings/Comfy.TutorialCompleted", True)
+    site.fetch("/settings/Comfy.TutorialCompleted", True)
     page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.set_default_timeout(120_000)
     page.errors = []
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.route("**/*", lambda route: route.continue_()
-               if route.request.url.startswith((host.base_url, "data:", "blob:")) else route.abort())
-    page.goto(host.base_url, wait_until="domcontentloaded")
-    page.wait_for_function(READY, timeout=90_000)
+               if route.request.url.startswith((site.base_url, "data:", "blob:")) else route.abort())
+    page.goto(site.base_url, wait_until="domcontentloaded")
+    page.wait_for_function(READY, timeout=120_000)
     page.wait_for_timeout(1000)
     yield page
     page.close()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.host
 PACK = "speculative-coupled-decoding"
 NODES = (
     "SCD_LoadARModel", "SCD_TextEncode", "SCD_Sampler", "SCD_VQDecode", "SCD_VQEncode", "SCD_VideoCombine",
-    "SCD_ContinuousSampler",
+    "SCD_ContinuousSampler", "SCD_Compare",
 )  # fmt: skip
 PICTURE, CLIP = "SCD text to image", "SCD text to video"
 WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
@@ -180,6 +180,22 @@ def test_nothing_runs_twice_and_a_seed_gives_its_picture(host):
     same, different = host.pictures(back)[0], host.pictures(other)[0]
     assert (same == host.pictures(first)[0]).all()
     assert (same != different).any()
+
+
+@pytest.mark.slow
+def test_a_seed_over_a_wire_draws_anew_and_loads_nothing(host):
+    def linked(seed):
+        prompt = host.prompt(PICTURE, seed=["number", 0])
+        return {**prompt, "number": {"class_type": "PrimitiveInt", "inputs": {"value": seed}}}
+
+    first, other = succeeded(host.run(linked(53))), succeeded(host.run(linked(54)))
+    assert succeeded(host.run(linked(54))).executed() == []
+    ran = types_of(linked(54), other.executed())
+    assert "SCD_Sampler" in ran and not {"SCD_LoadARModel", "SCD_TextEncode"} & ran
+    again, sampler = succeeded(host.run(linked(53))), host.sampler(linked(53))
+    assert (host.pictures(again)[0] == host.pictures(first)[0]).all()
+    passes = [run.outputs[sampler]["text"][0].split(" passes")[0] for run in (first, again)]
+    assert passes[0] == passes[1], "nothing of a run is left for the next one"
 
 
 @pytest.mark.slow

@@ -19,6 +19,9 @@ WORKFLOWS = {
     "SCD Anole text to image": ("Anole-7b-v0.1-hf", (8, 8), 16),
     "SCD LlamaGen class to image": ("LlamaGen-c2i-XL-384", (8, 8), 16),
     "SCD LlamaGen text to image": ("LlamaGen-t2i-XL-512", (8, 8), 16),
+    "SCD SimpleAR text to image": ("SimpleAR-1.5B-RL", (64, 48), 12),
+    "SCD Lumina-mGPT 2.0 text to image": ("Lumina-mGPT-2.0", (64, 32), 32),
+    "SCD Emu3 text to image": ("Emu3-Gen-hf", (8, 6), 12),
 }
 
 
@@ -72,7 +75,7 @@ def test_workflow_draws_a_picture_of_the_right_size_and_counts_tokens(host, name
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_seed_exact_draws_what_one_at_a_time_draws(host, name):
-    small = {"width": 96, "height": 64} if "Lumina" in name else {}
+    small = {"width": 96, "height": 64} if name == "SCD Lumina-mGPT text to image" else {}
     pictures = {}
     for method in ("autoregressive", "seed-exact"):
         prompt = host.prompt(name, method=method, seed=3, window=5, preview="off", **small)
@@ -83,7 +86,7 @@ def test_seed_exact_draws_what_one_at_a_time_draws(host, name):
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_the_prompt_acts(host, name):
-    small = {"width": 96, "height": 64} if "Lumina" in name else {}
+    small = {"width": 96, "height": 64} if name == "SCD Lumina-mGPT text to image" else {}
     prompt = host.prompt(name, seed=3, preview="off", **small)
     encode = next(n for n in of_type(prompt, "SCD_TextEncode") if prompt[n]["inputs"]["text"])
     before = host.pictures(finished(host.run(prompt)))[0]

@@ -13,7 +13,8 @@ from workflow_json import input_specs
 pytestmark = pytest.mark.host
 
 HERE = pathlib.Path(__file__).parent
-KINDS = ("loading", "drawing", "output", "encode", "clips", "models", "compare", "continuous")
+KINDS = ("loading", "drawing", "output", "encode", "clips", "models", "compare", "continuous", "preview", "search",
+         "interrupts", "memory")
 FILES = [HERE / f"checks_{name}.py" for name in KINDS]
 CHECKS = [name for file in FILES for name in re.findall(r"(?m)^def (check_\w+)", file.read_text(encoding="utf-8"))]
 
@@ -41,9 +42,11 @@ REQUIRED["SCD_ContinuousSampler"] = [
 ]
 OPTIONAL = {
     "SCD_TextEncode": ["conditioning"],
-    "SCD_Sampler": ["negative", "kept", "tree_nodes", "relax", "relax_budget", "row_context", "rounds"],
+    "SCD_Sampler": [
+        "negative", "kept", "tree_nodes", "relax", "relax_budget", "row_context", "rounds", "on_cancel", "block_rows",
+    ],
     "SCD_Compare": ["negative"], "SCD_VideoCombine": ["audio"],
-    "SCD_VQEncode": ["mask"], "SCD_ContinuousSampler": ["draft_model"],
+    "SCD_VQEncode": ["mask"], "SCD_ContinuousSampler": ["draft_model", "on_cancel", "preview"],
 }
 OUTPUTS = {
     "SCD_LoadARModel": ["SCD_MODEL", "SCD_TEXT", "SCD_VQ"],

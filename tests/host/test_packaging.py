@@ -1,5 +1,7 @@
 """The pack as a folder: entry module, requirements, house rules. No server needed."""
 
+import json
+import re
 import subprocess
 import sys
 
@@ -48,6 +50,39 @@ def test_nothing_is_installed_with_the_pack():
     assert project["dependencies"] == []
 
 
+# what the host brings, in builds of its own choice
+HOSTS = {"torch", "torchvision", "torchaudio", "torchsde", "xformers", "triton", "flash-attn", "numpy", "pillow",
+         "scipy", "safetensors", "einops", "transformers", "tokenizers", "sentencepiece", "av", "aiohttp", "pyyaml"}
+
+
+def test_extras_leave_the_hosts_packages_alone():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [line for extra in project.get("optional-dependencies", {}).values() for line in extra]
+    for line in [*asked, *project["dependencies"]]:
+        assert re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") not in HOSTS, line
+        assert not re.search(r"<|==|~=|@|://", line), f"{line}: neither upper bounds nor sources"
+
+
+def test_installing_plans_nothing(tmp_path):
+    """What pip would do with the requirements, asked without a network: nothing, in whatever environment."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--quiet", "--report", "-"]
+    done = subprocess.run([*command, "-r", ROOT / "requirements.txt"], capture_output=True, text=True, cwd=tmp_path)
+    if "No module named pip" in done.stderr:
+        pytest.skip("this Python has no pip")
+    assert done.returncode == 0 and json.loads(done.stdout)["install"] == [], done.stderr
+
+
+def test_workflows_and_project_name_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert {"PublisherId", "DisplayName", "requires-comfyui"} <= set(project["tool"]["comfy"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+", project["project"]["version"]) and project["project"]["urls"]["Repository"]
+    for file in (ROOT / "workflows").glob("*.json"):
+        for node in json.loads(file.read_text(encoding="utf-8"))["nodes"]:
+            if node["type"].startswith("SCD_"):
+                told = {key: node["properties"][key] for key in ("cnr_id", "ver")}
+                assert told == {"cnr_id": project["project"]["name"], "ver": project["project"]["version"]}, file.name
+
+
 def test_changelog_begins_with_the_version_of_the_project():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
@@ -68,9 +103,23 @@ def test_tree_holds_no_clutter():
 RULES = {
     "no eval": "eval('1')",
     "no os.system": "import os\nos.system('ls')",
+    "no os.system under another name": "from os import system as s",
+    "no os.execv": "import os\nos.execv('ls', [])",
+    "no __import__": "__import__('os')",
+    "no compile": "compile('1', '', 'eval')",
     "no subprocess": "import subprocess",
+    "no pip": "from pip import main",
+    "no ctypes": "import ctypes",
+    "no dill": "from dill import load",
+    "no urllib": "import urllib.request",
     "no pickle.load": "import pickle\npickle.load(open('x', 'rb'))",
-    "no weights_only=False": "import torch\ntorch.load('x', weights_only=False)",
+    "no allow_pickle=True": "import numpy\nnumpy.load('x', allow_pickle=True)",
+    "torch.load needs weights_only=True": "import torch\ntorch.load('x')",
+    "weights_only": "import torch\ntorch.load('x', weights_only=False)",
+    "no torch.hub.load": "import torch\ntorch.hub.load('x', 'y')",
+    "no torch.manual_seed": "import torch\ntorch.manual_seed(1)",
+    "no sys.path.insert": "import sys\nsys.path.insert(0, 'x')",
+    "no change of sys.modules": "import sys\nsys.modules['x'] = None",
     "no print": "print('hello')",
     "no .cuda()": "def f(x):\n    return x.to('cpu').cuda()",
     "absolute import of scd_core": "from scd_core.law import law",
@@ -89,6 +138,20 @@ def test_each_house_rule_can_fail(tmp_path, rule):
     (tmp_path / "scd_core" / "law.py").write_text(RULES[rule], encoding="utf-8")
     found = list(lint_rules.breaches(tmp_path))
     assert found and all(rule in line and line.startswith("scd_core/law.py:") for line in found)
+
+
+@pytest.mark.parametrize("line", [
+    "eval('1')", "new Function('x')", "box.innerHTML = name", "fetch('https://' + host)", "import('./x.js')",
+])
+def test_house_rules_of_the_page_can_fail(tmp_path, line):
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "x.js").write_text(line + "\n", encoding="utf-8")
+    assert [found.split("page: ")[0] for found in lint_rules.breaches(tmp_path)] == ["web/x.js:1: not on somebody's "]
+
+
+def test_the_entry_is_looked_at_too(tmp_path):
+    (tmp_path / "__init__.py").write_text("import subprocess\n", encoding="utf-8")
+    assert list(lint_rules.breaches(tmp_path)) == ["__init__.py:1: no subprocess in __init__.py"]
 
 
 def test_lint_command_reports_and_fails(tmp_path):

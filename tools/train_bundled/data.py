@@ -110,9 +110,12 @@ class Scene:
         crop = sheets[index, top : top + SIZE, left : left + SIZE]
         return crop[:, ::-1] if rng.random() < 0.5 else crop
 
-    def picture(self, rng, subject, background):
-        """Draw a subject on a background: (uint8 [64, 64, 3], bool [16, 16] true on the subject)."""
-        x, y = rng.integers((SIZE - SUBJECT) // CELL + 1, size=2) * CELL
+    def picture(self, rng, subject, background, place=None):
+        """Draw a subject on a background: (uint8 [64, 64, 3], bool [16, 16] true on the subject).
+
+        place: (x, y) of the subject's box in pixels, None: any place on the grid of the tokens.
+        """
+        x, y = rng.integers((SIZE - SUBJECT) // CELL + 1, size=2) * CELL if place is None else place
         layer = np.zeros((SIZE, SIZE, 4), np.float32)
         sprite = self.subjects[subject][: SIZE - y]
         left = max(x - 4, 0)

@@ -1,0 +1,58 @@
+"""Checks inside the host: the live preview changes no token, comes seldom and costs little."""
+
+import time
+
+import numpy as np
+import torch
+from checks_common import drawn, ready, replaced
+
+
+def pictures(inside):
+    """The preview pictures of the last run, each an array [H, W, 3]."""
+    return [np.asarray(preview[1]).astype(int) for *_, preview in inside.progress if preview]
+
+
+def check_previews_change_no_token(inside):
+    """One after every pass: stills in a batch, clips, rows side by side, kept tokens."""
+    model, positive, _ = ready(inside)
+    tokens = drawn(inside, model, positive, seed=1)[0]
+    half = torch.zeros_like(tokens.codes, dtype=torch.bool)
+    half[:, :, :4] = True
+    part = type(tokens)(tokens.codes, 32, 32, tokens.vocab, tokens.model, tokens.family, kept=half)
+    runs = ({"method": "seed-exact", "tree_nodes": 0}, {"method": "sjd", "batch_size": 2},
+            {"method": "pjd", "frames": 3}, {"method": "row-block"}, {"method": "scd-gumbel", "kept": part})
+    module = inside.module("nodes.preview")
+    for widgets in runs:
+        without = drawn(inside, model, positive, seed=4, **widgets)[0].codes
+        inside.progress.clear()
+        with replaced(module, "INTERVAL", 0.0), replaced(module, "SHORT", 0.0), replaced(module, "SHARE", 1e9):
+            shown, report, _ = drawn(inside, model, positive, seed=4, **{**widgets, "preview": "auto"})
+        assert (shown.codes == without).all(), widgets
+        assert len(pictures(inside)) == int(report.split(" tokens in ")[1].split()[0]), "one a pass"
+        mark = 255 * np.array(module.MARK)
+        marked = [bool((np.abs(picture - mark).max(-1) <= 1).any()) for picture in pictures(inside)]
+        assert all(marked[:-1]) and not marked[-1], widgets
+
+
+def check_previews_are_few_and_cheap(inside):
+    """A picture of the bundled model one token a pass: two previews a second at most, a twentieth of the time."""
+    model, positive, _ = ready(inside)
+    sampler, made = inside.module("nodes.sampler"), []
+
+    class Watched(inside.module("nodes.preview").Preview):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    whole = {"method": "autoregressive", "width": 0, "height": 0, "frames": 1, "preview": "auto"}
+    shares = []
+    with replaced(sampler, "Preview", Watched):
+        for seed in (7, 8):
+            inside.progress.clear()
+            start = time.monotonic()
+            drawn(inside, model, positive, seed=seed, **whole)
+            seconds = time.monotonic() - start
+            assert 1 <= len(pictures(inside)) <= 2 * seconds + 1
+            shares.append(made[-1].spent / seconds)
+    print(f"previews took {min(shares):.2%} of the run, {len(pictures(inside))} in {seconds:.1f} s")
+    assert min(shares) < 0.05, shares
