@@ -64,7 +64,7 @@ def failing(decoder, part, call, error):
 
 
 @pytest.mark.parametrize("method", ["seed-exact", "scd-gumbel", "autoregressive", "pjd-c", "row-block"])
-@pytest.mark.parametrize(("part", "call"), [("hidden", 1), ("logits", 1), ("logits", 4)], ids=["prefill", "1", "4"])
+@pytest.mark.parametrize(("part", "call"), [("states", 1), ("logits", 1), ("logits", 4)], ids=["prefill", "1", "4"])
 def test_a_run_without_room_leaves_nothing(decoder, method, part, call):
     want = ask(decoder, method=method, batch=3).codes
     before = tensors()

@@ -31,7 +31,7 @@ class Session:
         scratch: cache slots for the rows of a draft tree.
 
     Attributes:
-        states: hidden states [A*S, W, dim] of the last window, before the decoder's last norm.
+        states: hidden states [A*S, W, dim] of the last pass, before the decoder's last norm.
     """
 
     def __init__(self, decoder, family, plan, streams, fixed, prefix, device, scratch=0):
@@ -85,7 +85,8 @@ class Session:
         # the padding slot has no position of its own; any will do
         rows = self.positions.rows(slots.clamp(max=len(self.positions.cos) - 1))
         context = self.context and [kv and tuple(t[: len(x)] for t in kv) for kv in self.context]
-        return self.decoder.states(x, rows, self.cache, step, context)
+        self.states = self.decoder.states(x, rows, self.cache, step, context)
+        return self.decoder.norm(self.states)
 
     def window(self, tokens, before, length, opening, visible=None):
         """Laws' raw material for one pass.
@@ -110,8 +111,8 @@ class Session:
         slots = before + self.offset[: len(x)]
         length = min(-(-(self.longest + length) // self.keys) * self.keys, self.cache.slots + 1)
         blocked, nodes = (None, None) if visible is None else self._blocked(visible, length)
-        self.states = self._forward(x, slots, length, blocked, nodes)
-        return self.decoder.logits(self.decoder.norm(self.states)).unflatten(0, (-1, s))
+        hidden = self._forward(x, slots, length, blocked, nodes)
+        return self.decoder.logits(hidden).unflatten(0, (-1, s))
 
     def _blocked(self, visible, length):
         """`Visible` of samples -> (blocked bool [R, W, scratch + length], nodes int64 [R, W] or None) of cache rows."""
