@@ -50,7 +50,7 @@ class Verdict:
 
     def broken(self):
         """bool [B, W]: rows whose logits were not finite."""
-        return self.p[..., 0].isnan() if self.gumbel is None else ~self.top.values.isfinite()
+        return (self.p[..., 0] if self.gumbel is None else self.top.values) * 0 != 0
 
     def ratio(self, capped=True):
         """p/q of the drafts, fp32 [B, W]; capped at 1."""

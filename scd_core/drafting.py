@@ -85,6 +85,8 @@ def any_token(state, positions):
 
 def draft_tokens(state, positions, source):
     """First drafts as copies of the tokens at `source`, or any token where there is none: columns [B, M]."""
+    if not (source >= 0).any():
+        return any_token(state, positions)
     columns = state.columns_at(np.maximum(source, 0))
     usable = (source >= 0) & (columns >= 0) & (columns < state.vocab)
     return np.where(usable, columns, any_token(state, positions))

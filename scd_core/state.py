@@ -130,10 +130,13 @@ class WindowState:
         done = self.noisy[: len(ends)]
         if (done >= ends).all():
             return
-        new = done[:, None] + np.arange(max(int((ends - done).max()), AHEAD))
-        positions, valid = new, new < ends[:, None] + AHEAD
-        self.gumbels.write(positions, self.noise.gumbel(positions, self.vocab, self.device), valid)
-        self.noisy[: len(ends)] = np.maximum(done, np.minimum(new[:, -1] + 1, ends + AHEAD))
+        stops = np.minimum(ends + AHEAD, self.tokens.shape[1] - 1)
+        count = min(max(int((ends - done).max()), AHEAD), int((stops - done).max()))
+        positions = done[:, None] + np.arange(count)
+        self.gumbels.write(
+            positions, self.noise.gumbel(positions, self.vocab, self.device), positions < stops[:, None]
+        )
+        self.noisy[: len(ends)] = np.maximum(done, np.minimum(positions[:, -1] + 1, stops))
 
     def enter(self, start, stride, known, ends):
         """First drafts for the positions from `known` [B] to `ends` [B] (see `drafting`).
