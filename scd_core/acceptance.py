@@ -162,6 +162,12 @@ class Method:
         """Further candidates for the next token may be drawn from the law of its draft (see `proactive`)."""
         return self.needs_q and self.relax is None and self.layout == "window"
 
+    def nodes(self, asked, memory):
+        """Rows beside the window that a run makes use of, of `asked` (below 0: to be chosen); memory: is it on?"""
+        if self.memory:
+            return asked if memory else 0
+        return max(asked, 0) if self.proactive else 0
+
     def relaxed(self, view, strength):
         """bool [B, W]: drafts that the relaxation would commit, by the exact test's uniforms. None: no such rule."""
         if self.relax is None or strength == 0:

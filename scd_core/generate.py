@@ -142,7 +142,7 @@ def generate(decoder, family, prompt, negative=None, request=None, kept=None, de
     try:
         window, nodes = choose_shape(
             decoder, family, plan, streams, request.method, request.batch, law, device, request.window,
-            request.nodes if request.memory or METHODS[request.method].proactive else 0,
+            METHODS[request.method].nodes(request.nodes, request.memory),
         )
         settings = _settings(request, law, window, nodes)
         tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback, keep_on=keep_on)
@@ -200,7 +200,7 @@ def needed_bytes(decoder, plan, streams, request, law):
         window = inputs_of_pass(rule, plan, window, request.row_context, request.block_rows)
     used = streams[: 1 if law.cfg == 1 else 2]
     item_size = torch.empty(0, dtype=decoder.dtype).element_size()
-    nodes = request.nodes if rule.memory and request.memory else max(request.nodes, 0) if rule.proactive else 0
+    nodes = rule.nodes(request.nodes, request.memory)
     longest = max(stream.length for stream in used)
     return sampler_bytes(decoder.cfg, item_size, plan, longest, len(used), request.batch, window, nodes)
 

@@ -57,11 +57,9 @@ class Run:
         self.passes = 0
         self.stopped = self.whole_frames = None  # see `stop`
         self.strength = method.strength if settings.relax < 0 else settings.relax
-        self.nodes = 0
-        if self.window > 1 and method.memory and settings.memory:
-            self.nodes = settings.nodes
-        elif self.window > 1 and method.proactive:
-            self.nodes = min(settings.nodes, plan.vocab - 1)
+        self.nodes = method.nodes(settings.nodes, settings.memory) if self.window > 1 else 0
+        if method.proactive:
+            self.nodes = min(self.nodes, plan.vocab - 1)
         if not self.active:
             return
         order = [s.sample for s in self.active]

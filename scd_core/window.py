@@ -43,7 +43,7 @@ def choose_shape(decoder, family, plan, streams, method, batch, law, device, win
         return 1, 0
     if not rule.memory:
         table = TABLE if torch.device(device).type == "cpu" else ON_ACCELERATOR
-        return window or min(rule.window or table[clip], plan.length), max(nodes, 0) if rule.proactive else 0
+        return window or min(rule.window or table[clip], plan.length), rule.nodes(nodes, False)
     if window and nodes != AUTO:
         return window, nodes
     commits = dict(zip(LENGTHS, COMMITS[clip]))
