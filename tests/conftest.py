@@ -37,3 +37,11 @@ def root():
 def generator():
     """Seeded torch generator: every test that draws, draws the same numbers in every run."""
     return torch.Generator().manual_seed(20240)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A models folder too deep for a search to reach other tests' files."""
+    folder = tmp_path / "host" / "models" / "ar_models"
+    folder.mkdir(parents=True)
+    return folder

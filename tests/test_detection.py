@@ -32,14 +32,6 @@ MODELS = {name: owner for name in FOLDERS if (owner := OWNERS.get(name) or OWNER
 SHARDED = [name for name in MODELS if len(list((GOLDEN / name / "model").glob("*-of-*"))) > 1]
 
 
-@pytest.fixture
-def place(tmp_path):
-    """A models folder too deep for a search to reach other tests' files."""
-    folder = tmp_path / "host" / "models" / "ar_models"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def lay_out(name, place, vq=True):
     """A copy of a fixture's model that has all its parts (`vq`: with the image tokenizer of another folder)."""
     folder = place / name

@@ -76,14 +76,6 @@ def golden(request, fixtures):
     return fixtures[request.param]
 
 
-@pytest.fixture
-def place(tmp_path):
-    """A models folder too deep for a search to reach other tests' files."""
-    folder = tmp_path / "host" / "models" / "ar_models"
-    folder.mkdir(parents=True)
-    return folder
-
-
 # --- golden numbers ---------------------------------------------------------------------------------------------------
 
 

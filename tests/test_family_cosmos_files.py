@@ -16,15 +16,6 @@ from scd_pack.scd_core.models.transformer import DecoderConfig
 from scd_pack.scd_core.plan import TokenPlan
 from scd_tests.cosmos_files import lay_out, tensors_of
 
-
-@pytest.fixture
-def place(tmp_path):
-    """A models folder too deep for a search to reach other tests' files."""
-    folder = tmp_path / "host" / "models" / "ar_models"
-    folder.mkdir(parents=True)
-    return folder
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 

@@ -11,13 +11,6 @@ from scd_tests.test_detection import lay_out
 FAMILIES = ("janus-pro-hf", "anole-hf", "emu3-hf", "lumina-mgpt-2", "simplear")
 
 
-@pytest.fixture
-def place(tmp_path):
-    folder = tmp_path / "host" / "models" / "ar_models"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def told(folder):
     with pytest.raises(UserError) as error:
         open_model(folder)

@@ -8,11 +8,9 @@ host (started for this) or from a saved /object_info. Run it last thing before t
 from then on nodes may only grow by optional inputs and by choices, and this file stays as it is.
 """
 
-import argparse
 import json
 import pathlib
 import sys
-import tempfile
 
 from workflow_json import extra_values, input_specs, is_widget, to_api
 
@@ -93,16 +91,9 @@ def lines(value, deep, indent=""):
 
 
 def main():
-    from host_api import running_host
+    from host_api import object_info_asked_for
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--object-info", type=pathlib.Path, help="a saved /object_info; default: start a host")
-    args = parser.parse_args()
-    if args.object_info:
-        info = json.loads(args.object_info.read_text(encoding="utf-8"))
-    else:
-        with tempfile.TemporaryDirectory() as base, running_host(base, device="cpu") as host:
-            info = host.object_info
+    info = object_info_asked_for(__doc__.splitlines()[0])
     OUT.write_text(lines(frozen(info, shipped()), 4) + "\n", encoding="utf-8")
     print(OUT.relative_to(ROOT))
     return 0

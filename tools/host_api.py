@@ -1,5 +1,6 @@
 """Drive a running ComfyUI over HTTP and websocket: queue a prompt, follow it, stop it, fetch its files."""
 
+import argparse
 import asyncio
 import concurrent.futures
 import contextlib
@@ -9,6 +10,7 @@ import os
 import pathlib
 import struct
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -216,3 +218,14 @@ def running_host(base, port=0, args=(), device="auto"):
         yield Host(started.stdout.split()[-1])
     finally:
         subprocess.run([*command, "stop"], env=env, check=False)
+
+
+def object_info_asked_for(description):
+    """/object_info for a tool: a saved one if its command line names one, else that of a host started for it."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--object-info", type=pathlib.Path, help="a saved /object_info; default: start a host")
+    args = parser.parse_args()
+    if args.object_info:
+        return json.loads(args.object_info.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as base, running_host(base, device="cpu") as host:
+        return host.object_info

@@ -6,19 +6,16 @@ Widget order, sockets and types come from a running host (started for this) or f
 Needed after an input was added to a node. The workflows themselves are functions in workflows_*.py.
 """
 
-import argparse
 import copy
 import json
-import pathlib
 import sys
-import tempfile
 import uuid
 
 import workflows_bundled
 import workflows_continuous
 import workflows_image
 import workflows_kept
-from host_api import ROOT, problems, running_host
+from host_api import ROOT, object_info_asked_for, problems
 from workflow_graph import REGISTRY_ID, WORKFLOWS, Graph
 
 # imported for the workflows that they register
@@ -50,14 +47,7 @@ def write(object_info, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--object-info", type=pathlib.Path, help="a saved /object_info; default: start a host")
-    args = parser.parse_args()
-    if args.object_info:
-        info = json.loads(args.object_info.read_text(encoding="utf-8"))
-    else:
-        with tempfile.TemporaryDirectory() as base, running_host(base, device="cpu") as host:
-            info = host.object_info
+    info = object_info_asked_for(__doc__.splitlines()[0])
     for path in write(info, ROOT / "workflows"):
         print(path.relative_to(ROOT))
     return 0
