@@ -126,7 +126,7 @@ def size_of_run(family, width, height, frames, kept):
 def memory_needed(model, request, plan, prompts):
     """Bytes beside the weights; the settings are checked on the way."""
     law = law_settings(request, model.family)
-    return needed_bytes(model.net, plan, model.family.streams(*prompts, plan), request, law)
+    return needed_bytes(model.net, model.family, plan, model.family.streams(*prompts, plan), request, law)
 
 
 def live_preview(model, plan, given):

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from .bank import token_places
 from .drafting import keeps_frame_laws
 from .memory import RECORDS
 from .window import LENGTHS, NODES
@@ -44,9 +45,25 @@ def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window, nodes=0)
     if plan.frames > 1 and keeps_frame_laws(plan):
         cache += batch * plan.frame_stride * plan.vocab * FLOAT  # the previous frame's laws, as drafts start from them
     laws = rows * window * plan.vocab * item_size + LAWS * batch * window * plan.vocab * FLOAT
+    if nodes:
+        laws += batch * (token_places(plan.vocab) + window) * plan.vocab * FLOAT
     records = batch * window * RECORDS * 8 * FLOAT
     hidden = rows * window * (4 * cfg.dim + 2 * cfg.ffn) * item_size
     return cache + laws + records + hidden
+
+
+def heads_bytes(cfg, item_size, heads, streams, batch, span):
+    """Estimate of what trained heads need (see `models.spatial_heads`): weights, noted states, the draft of a row.
+
+    Args:
+        cfg, item_size, streams, batch: as in `sampler_bytes`. heads: (width, number of heads).
+        span: positions drafted at a time.
+    """
+    width, count = heads
+    weights = count * (2 * cfg.dim + 1 + 3 * width) * cfg.dim
+    noted = (2 * span + 1) * cfg.dim  # of two rows
+    draft = span * (9 * cfg.dim + 3 * width)
+    return weights * item_size + batch * streams * (noted * FLOAT + draft * item_size)
 
 
 def codec_bytes(cfg, width, height, frames, clip=False):

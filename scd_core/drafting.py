@@ -45,7 +45,7 @@ def automatic_start(method, plan):
     for stills a uniform law where laws are kept, else any token.
 
     The laws of a whole frame are kept only where they are not too many; its tokens serve nearly as well."""
-    if plan.frames > 1:
+    if plan.frames > 1 and not method.heads:
         return "previous_frame_law" if method.needs_q and keeps_frame_laws(plan) else "previous_frame"
     if method.start:
         return method.start

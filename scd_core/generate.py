@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from .acceptance import DEFAULT_METHOD, METHODS
-from .budget import advice, free_bytes, sampler_bytes
+from .budget import advice, free_bytes, heads_bytes, sampler_bytes
 from .errors import OutOfMemory, UserError, ran_out
 from .law import LawSettings
 from .layout import inputs_of_pass
@@ -152,7 +152,7 @@ def generate(decoder, family, prompt, negative=None, request=None, kept=None, de
         short = str(error).partition("\n")[0]
     if short is not None:  # outside of the handler: the error held the frames that hold the run's tensors
         tried = replace(request, window=window, nodes=nodes)
-        raise OutOfMemory(f"{_what_fits(decoder, plan, streams, tried, law, device)} ({short})")
+        raise OutOfMemory(f"{_what_fits(decoder, family, plan, streams, tried, law, device)} ({short})")
     codes = plan.codes(tokens)
     if report.stopped is not None and plan.frames > 1:
         codes = codes[:, : max(1, report.whole_frames)]
@@ -192,8 +192,8 @@ def _settings(request, law, window, nodes):
     )
 
 
-def needed_bytes(decoder, plan, streams, request, law):
-    """Estimate of what a run needs beside the weights (see `budget.sampler_bytes`)."""
+def needed_bytes(decoder, family, plan, streams, request, law):
+    """Estimate of what a run needs beside the decoder's weights (see `budget.sampler_bytes`)."""
     rule = METHODS[request.method]
     window = 1 if rule.sequential else request.window
     if rule.layout != "window":
@@ -202,13 +202,18 @@ def needed_bytes(decoder, plan, streams, request, law):
     item_size = torch.empty(0, dtype=decoder.dtype).element_size()
     nodes = rule.nodes(request.nodes, request.memory)
     longest = max(stream.length for stream in used)
-    return sampler_bytes(decoder.cfg, item_size, plan, longest, len(used), request.batch, window, nodes)
+    needed = sampler_bytes(decoder.cfg, item_size, plan, longest, len(used), request.batch, window, nodes)
+    if rule.heads:
+        span = request.block_rows * -(-plan.length // (plan.frames * plan.rows))
+        heads = family.heads.sizes(decoder)
+        needed += heads_bytes(decoder.cfg, item_size, heads, len(used), request.batch, span)
+    return needed
 
 
-def _what_fits(decoder, plan, streams, request, law, device):
+def _what_fits(decoder, family, plan, streams, request, law, device):
     """`budget.advice` for a request that did not fit."""
 
     def need(batch, window):
-        return needed_bytes(decoder, plan, streams, replace(request, batch=batch, window=window), law)
+        return needed_bytes(decoder, family, plan, streams, replace(request, batch=batch, window=window), law)
 
     return advice(need, request.batch, request.window, free_bytes(device))

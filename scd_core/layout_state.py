@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from .models.kv_cache import Visible
-from .state import Frontier, Ring, WindowState
+from .ring import Ring
+from .state import Frontier, WindowState
 
 
 class Lines:

@@ -87,7 +87,7 @@ class Run:
         self.state = WindowState(
             plan, method, fixed[order].numpy(), noise, span, self.stride, device, settings.memory, runners
         )
-        self.tree = DraftTree(self.nodes, self.state.memory, bool(self.lanes)) if runners else None
+        self.tree = DraftTree(self.nodes, self.state.memory, self.state.bank, bool(self.lanes)) if runners else None
         self.clock.lap("rest")
 
     def step(self):
@@ -178,6 +178,7 @@ class Run:
             packed += [view.draft, relaxed.long()]
         if self.tree is not None:
             packed += runners_of(view.best)
+            self.deposit(view.scores, looked, valid, nodes)
         if hit is not None:
             packed.append(hit[:, None].expand_as(token))
         # the pass's one host synchronisation
@@ -188,6 +189,15 @@ class Run:
             law = method.remember(view, token, kept)[:, : positions.shape[1]]
             state.laws.write(positions, law, valid & own)
         return self.commit(packed, positions, valid, lane, sizes, nodes)
+
+    def deposit(self, scores, positions, valid, nodes):
+        """The laws of a pass, scores [A, W + M, V], go into the bank, with the tokens left of their positions."""
+        state, w = self.state, valid.shape[1]
+        left = state.tokens[np.arange(len(valid))[:, None], np.maximum(positions[:, :w] - 1, 0)]
+        left[positions[:, :w] == 0] = -1  # the prompt
+        if nodes is not None:
+            left, valid = np.concatenate([left, nodes.token], 1), np.concatenate([valid, nodes.live], 1)
+        state.bank.record(scores, positions, left, valid, w)
 
     def commit(self, packed, positions, valid, lane, sizes, nodes):
         """Write what the kernel decided: the committed prefix of every sample and its new drafts."""

@@ -7,7 +7,7 @@ decoding any draft is legal, so this costs no model row, needs no law and cannot
 
 import numpy as np
 
-RECORDS = 12  # answers remembered a position
+RECORDS = 16  # answers remembered a position
 ROUNDS = 8  # how far to the right a change may travel within one refresh
 
 

@@ -7,47 +7,13 @@ vocabulary live on the device, in rings as long as the window.
 import numpy as np
 import torch
 
+from .bank import LawBank
 from .drafting import draft_laws, draft_tokens, source_positions
 from .memory import TrajectoryMemory
 from .noise import START
+from .ring import Ring
 
 AHEAD = 16  # positions whose Gumbel noise is made at a time
-
-
-class Ring:
-    """Per-position vectors [B, capacity+1, V] addressed by position modulo capacity; one spare place for none."""
-
-    def __init__(self, batch, capacity, width, device, fill=0.0):
-        self.store = torch.full((batch, capacity + 1, width), fill, device=device)
-        self.capacity = capacity
-        self._asked = None, None
-
-    def _place(self, positions, valid=None):
-        """Flat places [B*M] of positions [B, M] on the device. A pass asks for the same positions more than once."""
-        if valid is not None and valid.all():
-            valid = None
-        if valid is None and positions is self._asked[0]:
-            return self._asked[1]
-        place = positions % self.capacity
-        if valid is not None:
-            place = np.where(valid, place, self.capacity)
-        flat = place + np.arange(len(place))[:, None] * (self.capacity + 1)
-        flat = torch.from_numpy(flat.reshape(-1)).to(self.store.device)
-        if valid is None:
-            self._asked = positions, flat
-        return flat
-
-    def read(self, positions):
-        """Positions [B, M] -> [B, M, V] (a copy)."""
-        rows = self.store.flatten(0, 1).index_select(0, self._place(positions))
-        return rows.view(*positions.shape, -1)
-
-    def write(self, positions, values, valid=None):
-        """Store values [B, M, V]; where `valid` [B, M] is False they are dropped."""
-        self.store.flatten(0, 1).index_copy_(0, self._place(positions, valid), values.flatten(0, 1))
-
-    def move(self, source, target):
-        self.store[target] = self.store[source]
 
 
 class Frontier:
@@ -118,6 +84,7 @@ class WindowState:
         if memory and method.memory:
             offsets = TrajectoryMemory.neighbours(plan.row_stride, plan.frame_stride)
             self.memory = TrajectoryMemory(batch, span, offsets, runners)
+        self.bank = LawBank(batch, plan.vocab, plan.base, span, self.gumbels, device) if runners else None
 
     def columns_at(self, positions):
         """Law columns of the tokens at `positions` [B, M] (out of range for format tokens)."""
@@ -176,6 +143,6 @@ class WindowState:
         for store in (self.tokens, self.fixed, self.chance, self.noisy):
             if store is not None:
                 store[target] = store[source]
-        for part in (self.laws, self.gumbels, self.memory, self.noise):
+        for part in (self.laws, self.gumbels, self.memory, self.bank, self.noise):
             if part is not None:
                 part.move(source, target)

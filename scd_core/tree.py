@@ -18,13 +18,16 @@ from .models.kv_cache import Visible
 GAP_SCALE = 4096.0  # gaps travel to the host as whole numbers
 RUNNERS = 12  # next best candidates kept of every answer
 DEPTH = 4  # nodes on a path
+ASKING = 2  # of them ask the bank, which costs a question to the device each; the later ones hardly gain by it
 REACH = 24  # chain positions that nodes may branch from
 # Chances, fitted to runs of the bundled model, by how well the memory knows a position's neighbours: all of them, the
-# left one, or none that counts. The draft is right, given that all left of it is, with chance STAY; a runner-up whose
-# score lies `gap` below the best one's is right instead with chance HIT * exp(-gap / WIDTH).
-STAY = np.array([0.96, 0.80, 0.36])
-HIT = np.array([0.20, 0.28, 0.10])
-WIDTH = np.array([0.3, 0.5, 2.2])
+# left one, or none that counts; and where the bank stands in for it. The draft is right, given that all left of it is,
+# with chance STAY; a runner-up whose score lies `gap` below the best one's is right instead with chance
+# HIT * exp(-gap / WIDTH).
+STAY = np.array([0.97, 0.79, 0.25, 0.40])
+HIT = np.array([0.10, 0.20, 0.12, 0.20])
+WIDTH = np.array([0.2, 0.55, 1.8, 1.1])
+BANK = 3
 STAY_GIVEN = 0.99  # a token that the plan gives; below 1, so that a child stays less likely than its parent
 
 
@@ -124,15 +127,29 @@ class Nodes(Beside):
         return counts, tuple(np.concatenate(part) for part in zip(*taken))
 
 
-def runners_of(scores):
-    """Runners-up of log p + G [A, R, V] as 2 * `RUNNERS` int64 tensors [A, R]: columns, then gaps to the best score."""
+def best_of(scores):
+    """The best `RUNNERS` + 1 of scores [..., V]: columns and gaps to the very best, int64 [..., RUNNERS + 1]."""
     count = min(RUNNERS + 1, scores.shape[-1])
     values, columns = scores.topk(count, -1)
     gaps = ((values[..., :1] - values) * GAP_SCALE).clamp_(max=2.0**30).nan_to_num_(2.0**30).long()
     missing = RUNNERS + 1 - count  # a vocabulary smaller than the list
     if missing:
         columns, gaps = F.pad(columns, (0, missing)), F.pad(gaps, (0, missing), value=1 << 30)
+    return columns, gaps
+
+
+def runners_of(scores):
+    """Runners-up of log p + G [A, R, V] as 2 * `RUNNERS` int64 tensors [A, R]: columns, then gaps to the best score."""
+    columns, gaps = best_of(scores)
     return [*columns[..., 1:].unbind(-1), *gaps[..., 1:].unbind(-1)]
+
+
+def others(tokens, gaps, taken):
+    """Lists [K, n] without the token `taken` [K], or without the last one: both [K, n - 1]."""
+    out = tokens == taken[:, None]
+    out[:, -1] |= ~out.any(1)
+    rest = ~(out & (np.cumsum(out, 1) == 1))  # padding may repeat a token
+    return tokens[rest].reshape(len(tokens), -1), gaps[rest].reshape(len(gaps), -1)
 
 
 class _View:
@@ -200,11 +217,12 @@ class DraftTree:
     Args:
         nodes: rows a pass has for them.
         memory: `TrajectoryMemory` with runners, whose first neighbours are those at the distances 1, 2 and 3.
+        bank: `LawBank`.
         full: every pass gets all its rows, dead nodes included (passes of one shape).
     """
 
-    def __init__(self, nodes, memory, full=False):
-        self.nodes, self.memory, self.full = nodes, memory, full
+    def __init__(self, nodes, memory, bank, full=False):
+        self.nodes, self.memory, self.bank, self.full = nodes, memory, bank, full
 
     def grow(self, tokens, fixed, fronts, ends, lanes):
         """The best `Nodes` for windows from `fronts` [A] to `ends` [A]; None where there are none, unless `full`.
@@ -218,7 +236,7 @@ class DraftTree:
         view = _View(tokens, fixed, ends)
         levels = [self._trunk(view, fronts)]
         while len(levels) < DEPTH and levels[-1].chance.size:
-            levels.append(self._children(view, levels[-1]))
+            levels.append(self._children(view, levels[-1], len(levels) < ASKING))
         sizes = np.array([level.chance.shape[1] for level in levels])
         if not self.full and not sizes.sum():
             return None
@@ -239,35 +257,49 @@ class DraftTree:
         lane = np.arange(max(min(REACH, int((view.ends - fronts).max()) - 1), 0))
         position, inside = view.inside(fronts[:, None] + lane)
         context = self.memory.context(view.tokens, position)
-        stay, _, hits, runners = self._chances(view, position, inside, context)
+        drafts = view.tokens[view.rows, position]
+        stay, _, hits, runners = self._chances(view, position, inside, context, drafts)
         reached = np.cumprod(np.concatenate([np.ones_like(stay[:, :1]), stay[:, :-1]], 1), 1) * inside
         parent = np.broadcast_to(lane, position.shape)
         return Candidates.of(reached[..., None] * hits, parent, position, position, runners, context, self.nodes)
 
-    def _children(self, view, level):
-        """Continuations of a level's nodes: the answer that the memory knows under their context, and its runners."""
+    def _children(self, view, level, ask):
+        """Continuations of a level's nodes: the answer that the memory knows under their context, and its runners.
+
+        ask: where the memory does not know the left neighbour, let the bank answer."""
         position, inside = view.inside(level.position + 1, level.chance > 0)
         context = self.memory.context(view.tokens, position)
         context[..., :3] = level.path
-        stay, answer, hits, runners = self._chances(view, position, inside, context)
+        stay, answer, hits, runners = self._chances(view, position, inside, context, ask=ask)
         token = np.concatenate([answer[..., None], runners], -1)
         chance = np.concatenate([stay[..., None], hits], -1) * (level.chance * inside)[..., None]
         parent = np.broadcast_to(np.arange(position.shape[1]), position.shape)
         return Candidates.of(chance, parent, position, level.root, token, context, self.nodes)
 
-    def _chances(self, view, position, inside, context):
-        """(chance of the best known answer [A, P], that answer, chances [A, P, K] of its runners, the runners)."""
+    def _chances(self, view, position, inside, context, drafts=None, ask=True):
+        """(chance of the best known answer [A, P], that answer, chances [A, P, K] of its runners, the runners).
+
+        drafts: int64 [A, P] what the chain takes for the answer, if it is asked about the chain. ask: see `_children`.
+        """
         memory = self.memory
         place = memory.place(position, inside)
         record, agreement = memory.best(place, context)
         left = memory.contexts[(*place, record)][..., 0] == context[..., 0]
         known = np.where(agreement >= memory.full, 0, np.where(left, 1, 2))
+        answers = memory.answers[(*place, record)]
         runners, gaps = memory.runners[(*place, record)], memory.gaps[(*place, record)]
+        asked = self.bank.knows(position, context[..., 0], inside & (known == 2) & ask)
+        if asked.any():
+            ranked = torch.stack(best_of(self.bank.scores(position, context[..., 0], asked))).cpu().numpy()
+            tokens, distance = ranked[0] + self.bank.base, ranked[1] / GAP_SCALE
+            known[asked] = BANK
+            answers[asked] = tokens[:, 0] if drafts is None else drafts[asked]
+            runners[asked], gaps[asked] = others(tokens, distance, answers[asked])
         hits = HIT[known][..., None] * np.exp(-gaps / WIDTH[known][..., None])
         given = view.fixed[view.rows, position]
         hits[given >= 0] = 0
         stay = np.where(given >= 0, STAY_GIVEN, STAY[known])
-        return stay, np.where(given >= 0, given, memory.answers[(*place, record)]), hits, runners
+        return stay, np.where(given >= 0, given, answers), hits, runners
 
     def _nodes(self, view, chosen, up, lanes):
         """`Nodes` from chosen `Candidates`; `up` is each one's parent among them, -1 for the chain."""

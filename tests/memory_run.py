@@ -1,8 +1,9 @@
 """Loads a model, and draws for some passes, in a process of its own; tells by how much its memory grew.
 
-    python memory_run.py MODEL DTYPE load|run
+    python memory_run.py MODEL DTYPE load|run|ssd
+    python memory_run.py mar
 
-Prints JSON: peak growth in bytes, and what the plan says. Run by test_memory_plan.py.
+Prints JSON: peak growth in bytes, and what the plan says. Run by test_memory_plan.py and test_continuous_room.py.
 """
 
 import contextlib
@@ -11,13 +12,17 @@ import json
 import pathlib
 import re
 import sys
+from dataclasses import replace
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import torch
 
 from scd_core import budget
-from scd_core.generate import Request, generate
+from scd_core.continuous import sampler as mar_sampler
+from scd_core.continuous.mar import Mar
+from scd_core.continuous.room import working_bytes
+from scd_core.generate import Request, generate, law_settings, needed_bytes
 from scd_core.models import load
 from scd_core.models.kv_cache import KVCache
 
@@ -34,18 +39,38 @@ def memory(field):
     return int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) << 10
 
 
-def draw(decoder, family, passes, request):
+def draw(decoder, family, passes, request, kept=None):
     def stop(progress):
         if progress.passes >= passes:
             raise Enough
 
     with contextlib.suppress(Enough):
-        generate(decoder, family, family.text.encode("fox on snow"), None, request, callback=stop)
+        generate(decoder, family, family.text.encode("fox on snow"), None, request, kept, callback=stop)
+
+
+def continuous():
+    """A MAR of small weights and many sequences, of which one round is drawn."""
+    loaded = load.load_model(load.SHIPPED["mar"])
+    wide = {"dim": 256, "decoder_dim": 256, "ffn": 1024, "decoder_ffn": 1024, "head_width": 256}
+    sizes = replace(loaded.decoder.cfg, tokens=256, **wide)
+    net, family = Mar(sizes).requires_grad_(False).eval(), loaded.family
+    for name, weight in net.named_parameters():
+        weight.fill_(float(name.endswith(("norm1.weight", "norm2.weight", "_norm.weight", "_ln.weight"))))
+    family.decoder_config = sizes
+    asked = mar_sampler.Settings(batch=8, steps=16, diffusion_steps=8, cfg=2.0)
+    mar_sampler.sample(net, family, family.text.encode("fox"), replace(asked, batch=1, steps=2))
+    gc.collect()
+    before = memory("VmRSS")
+    mar_sampler.sample(net, family, family.text.encode("fox"), asked, callback=lambda _: True)
+    needed = working_bytes(sizes, mar_sampler.resolve(asked, family), 4, False)
+    print(json.dumps({"grown": memory("VmHWM") - before, "run": needed}))
 
 
 def main():
-    path, dtype, what = sys.argv[1:]
     torch.set_num_threads(1)
+    if sys.argv[1:] == ["mar"]:
+        return continuous()
+    path, dtype, what = sys.argv[1:]
     dtype = load.DTYPES[dtype]
     # a small run first, so that libraries and kernels are in memory before anything is measured
     small = load.load_model(dtype="fp32")
@@ -71,11 +96,14 @@ def main():
             tensor.fill_(0.0)
 
     KVCache.__init__ = touched
-    draw(decoder, files.family, PASSES, Request(method="scd-gumbel", batch=BATCH, window=WINDOW, cfg=2.0))
+    asked, kept = Request(method="scd-gumbel", batch=BATCH, window=WINDOW, cfg=2.0), None
+    if what == "ssd":  # the first row is given, the next one is looked at, and the heads draft from that
+        asked, kept = replace(asked, method="ssd", rounds=1), torch.full((1, plan.frames, plan.rows, plan.cols), -1)
+        kept[:, :, 0] = 5
+    draw(decoder, files.family, PASSES, asked, kept)
     streams = files.family.streams(files.family.text.encode("fox"), None, plan)
-    needed = budget.sampler_bytes(
-        decoder.cfg, dtype.itemsize, plan, max(s.length for s in streams), len(streams), BATCH, WINDOW
-    )
+    law = law_settings(asked, files.family)
+    needed = needed_bytes(decoder, files.family, plan, streams, asked, law)
     print(json.dumps({"grown": memory("VmHWM") - before, "weights": weights, "run": needed}))
 
 

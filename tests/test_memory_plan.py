@@ -4,15 +4,17 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 from scd_pack.scd_core import budget
-from scd_pack.scd_core.checkpoint import Source, stream_safetensors
+from scd_pack.scd_core.checkpoint import Source, save_safetensors, stream_safetensors
 from scd_pack.scd_core.codecs.conv2d import ConvCodec, ConvCodecConfig
-from scd_pack.scd_core.models.load import BUNDLED
+from scd_pack.scd_core.models.load import BUNDLED, open_model
+from scd_pack.scd_core.models.spatial_heads import SpatialHeads, pack_heads
 from scd_pack.scd_core.models.transformer import Decoder, DecoderConfig
 from scd_pack.scd_core.plan import TokenPlan
 
@@ -128,3 +130,20 @@ def test_estimate_is_the_peak_of_a_run_within_a_tenth(middle):
     estimate = found["weights"] + found["run"]
     assert found["run"] > 0.2 * found["weights"], "the run must weigh enough to be seen"
     assert found["grown"] == pytest.approx(estimate, rel=0.1), (found, estimate)
+
+
+@needs_peak
+@pytest.mark.slow
+def test_heads_count_too(tmp_path):
+    """SSD reads further weights when a run begins; here they are most of what it takes."""
+    model = shutil.copy(BUNDLED, tmp_path / "model.safetensors")
+    net = open_model(model).build("decoder")
+    with torch.device("meta"):
+        heads = SpatialHeads(net, 1 << 14, 2, 3)
+    state = {key: torch.full(t.shape, 0.01, dtype=torch.bfloat16) for key, t in heads.state_dict().items()}
+    heads.load_state_dict(state, assign=True)
+    tensors, metadata = pack_heads(heads, "the bundled model")
+    save_safetensors(tensors, tmp_path / "ssd_heads.safetensors", metadata)
+    found, size = measure(model, "fp32", "ssd"), 4 * sum(t.numel() for t in state.values())
+    assert 2 * found["weights"] < size < found["run"], "the heads must weigh enough to be seen"
+    assert found["grown"] == pytest.approx(found["weights"] + found["run"], rel=0.1), (found, size)

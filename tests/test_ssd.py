@@ -313,6 +313,11 @@ def test_row_of_a_batch_is_the_single_run(decoder, monkeypatch, plan, rows):
         assert torch.equal(alone[0], batch[k]) and report.accepted[0] == whole.accepted[k]
 
 
+def test_heads_start_clips_too(decoder):
+    """Copied tokens and laws of the previous frame are starts of methods without heads."""
+    assert draw(decoder, TokenPlan(2, 3, 4, 12), method="ssd")[1].settings["start"] == "uniform"
+
+
 def test_the_report_tells(decoder):
     plan = TokenPlan(1, 5, 6, 12)
     text = draw(decoder, plan, method="ssd", window=3, rounds=3, block_rows=2)[1].text()

@@ -10,7 +10,8 @@ from scd_pack.scd_core.acceptance import METHODS
 from scd_pack.scd_core.drafting import STARTS
 from scd_pack.scd_core.noise import Noise
 from scd_pack.scd_core.plan import TokenPlan
-from scd_pack.scd_core.state import AHEAD, Frontier, Ring, WindowState
+from scd_pack.scd_core.ring import Ring
+from scd_pack.scd_core.state import AHEAD, Frontier, WindowState
 
 
 def test_ring_remembers_the_last_capacity_positions():

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from scd_pack.scd_core import loop
+from scd_pack.scd_core.bank import LawBank
 from scd_pack.scd_core.memory import TrajectoryMemory
 from scd_pack.scd_core.models.session import Session
 from scd_pack.scd_core.plan import TokenPlan
+from scd_pack.scd_core.ring import Ring
 from scd_pack.scd_core.tree import RUNNERS, DraftTree, Nodes, runners_of
 from scd_tests.naive import Naive
 from scd_tests.test_identity import GUIDED, PLANS, SEED, kept_cells, same
@@ -69,7 +71,18 @@ def grown(rng, nodes=9, batch=2, window=8):
         memory.record(memory.context(tokens, positions), answers, positions, everywhere, runners, gaps)
     fronts = np.array([3, 14])
     fixed = np.full_like(tokens, -1)
-    return DraftTree(nodes, memory).grow(tokens, fixed, fronts, fronts + window, window), tokens, fronts, window
+    tree = DraftTree(nodes, memory, random_bank(rng, batch, positions))
+    return tree.grow(tokens, fixed, fronts, fronts + window, window), tokens, fronts, window
+
+
+def random_bank(rng, batch, positions):
+    """A `LawBank` that knows every position and most tokens."""
+    noise, shape = Ring(batch, PLAN.length, 12, "cpu"), (*positions.shape, 12)
+    noise.store.normal_(generator=torch.Generator().manual_seed(int(rng.integers(1 << 30))))
+    bank = LawBank(batch, 12, 0, PLAN.length, noise, "cpu")
+    laws = torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+    bank.record(laws, positions, rng.integers(0, 12, positions.shape), np.ones_like(positions, dtype=bool), PLAN.length)
+    return bank
 
 
 def path_of(nodes, sample, node, lanes):

@@ -134,6 +134,11 @@ class HeadFile:
         with self.open(decoder) as source:
             return source.config["horizontal"], source.config["vertical"]
 
+    def sizes(self, decoder):
+        """(width, number of heads), for estimates of memory; their weights are not read."""
+        with self.open(decoder) as source:
+            return source.config["width"], source.config["horizontal"] + source.config["vertical"]
+
     def load(self, decoder, device):
         """`SpatialHeads` on `device`, in the decoder's dtype.
 
@@ -141,8 +146,10 @@ class HeadFile:
             UserError: as `open`.
         """
         with self.open(decoder) as source:
-            heads = empty_heads(source.config, decoder)
-            state = {key: source.read(key, decoder.dtype, device) for key in heads.state_dict()}
+            heads, state = empty_heads(source.config, decoder), {}
+            for key in heads.state_dict():
+                state[key] = source.read(key, decoder.dtype, device)
+                source.release()  # or both copies would be there at the end, as stored and as wanted
         heads.load_state_dict(state, assign=True)
         return heads.requires_grad_(False).eval()
 
