@@ -9,7 +9,7 @@ KEYS = 256  # keys that a pass of fixed shape looks at, in steps of
 
 
 def fixed_shapes(device):
-    """Shall all window passes have one shape (few shapes of the keys)?
+    """Shall all window passes have one shape (few shapes of the keys, and of the inputs by rows)?
 
     An accelerator then chooses its kernels once, and a pass can be captured as a CUDA graph; a CPU would pay for
     every row that fills a shape up.
