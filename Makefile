@@ -49,9 +49,12 @@ comfyui: $(HOST_READY)
 	@url=$$(PORT=$(PORT) $(COMFY) start) && echo "ComfyUI runs at $$url (tools/run_comfy.sh stop ends it)." && \
 	if [ "$$(uname)" = Darwin ] || [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ]; then $(PYTHON) -m webbrowser "$$url"; fi
 
+# One thread a process: models of tests are small, and on a busy machine threads that wait for each other halve the speed.
+# Tests of the host wait for a page half of their time: two hosts side by side, each for whole files.
+test: export OMP_NUM_THREADS := 1
 test: lint $(HOST_READY)
-	@status=0; OMP_NUM_THREADS=1 $(PY) -m pytest tests --ignore=tests/host -n auto || status=1; \
-	$(PY) -m pytest tests/host && exit $$status
+	@status=0; $(PY) -m pytest tests --ignore=tests/host -n auto || status=1; \
+	$(PY) -m pytest tests/host -n 2 --dist loadfile && exit $$status
 
 lint: $(VENV)/.ready
 	$(PY) -m ruff check .

@@ -6,10 +6,11 @@ from PIL import Image
 
 from ..scd_core.budget import codec_bytes
 from ..scd_core.continuous.cspd import MODES
-from ..scd_core.continuous.sampler import OWN, Settings, as_latents, check_pair, resolve, sample, working_bytes
+from ..scd_core.continuous.room import working_bytes
+from ..scd_core.continuous.sampler import OWN, Settings, as_latents, check_pair, resolve, sample
 from . import host
 from .acceptance_map import sheet
-from .preview import SIDE, TILES, Preview, pale
+from .preview import SIDE, TILES, Preview, cost_of, pale
 from .sampler import check_choice, kept_on, read_prompt, watch
 from .sampler_inputs import ON_CANCEL, PREVIEWS, on_cancel_input, seed_input
 from .sockets import LATENTS, MODEL, PROMPT, Latents
@@ -72,17 +73,21 @@ class CanvasPreview(Preview):
     """Live preview of a canvas of vectors: what is drawn, sharp, the rest grey.
 
     Args:
-        codec: `CodecHandle` of the model.
+        codec: `CodecHandle` of the model. side: tokens a row.
     """
 
-    def __init__(self, codec):
-        place = codec.patcher.load_device
-        super().__init__(None, lambda latents: codec.net.decode(latents.to(place)), fatal=host.Interrupted)
+    def __init__(self, codec, side):
+        net, place = codec.net, codec.patcher.load_device
+        cost = cost_of(net, place, side, side)
+        super().__init__(None, lambda latents: net.decode(latents.to(place)), fatal=host.Interrupted, cost=cost)
+
+    def _grids(self, progress):
+        return min(TILES, len(progress.canvas))
 
     def _picture(self, progress):
         canvas = as_latents(progress.canvas[:TILES])
         known = progress.known[:TILES].unflatten(1, canvas.shape[-2:])
-        picture = sheet(pale(self.decode(canvas).float().cpu(), known))
+        picture = sheet(pale(self._decoded(canvas).float().cpu(), known))
         grown = max(1, SIDE // max(picture.shape[:2]))
         return Image.fromarray(picture.repeat(grown, 0).repeat(grown, 1))
 
@@ -144,9 +149,10 @@ class ContinuousSpeculativeSampler(io.ComfyNode):
         needed = working_bytes(family.decoder_config, settings, item_size, drafted=other is not None)
         if show:
             needed += codec_bytes(codec.net.cfg, size.width, size.height, min(TILES, batch_size))
-        host.load([each.patcher for each in models], needed)
+        less = "a smaller batch, cfg 1, a smaller gamma or no draft model" if other else "a smaller batch or cfg 1"
+        host.load([each.patcher for each in models], needed, less)
         draft = draft_model and (draft_model.net, other)
-        picture = CanvasPreview(codec) if show else None
+        picture = CanvasPreview(codec, family.decoder_config.side) if show else None
         drawn = sample(
             model.net, family, prompt, settings, draft, model.patcher.load_device, watch(picture),
             host.check_interrupt, keep_on

@@ -117,8 +117,8 @@ def patcher(net, devices):
     return kind(net, load_device=devices[0], offload_device=devices[1])
 
 
-def load(patchers, memory):
-    """Bring weights to their device, with room for `memory` bytes more.
+def load(patchers, memory, smaller="a smaller batch, window or size"):
+    """Bring weights to their device, with room for `memory` bytes more. smaller: what would need less.
 
     Raises:
         UserError: the work alone needs more than the device has.
@@ -128,7 +128,7 @@ def load(patchers, memory):
     if memory > total:
         raise UserError(
             f"this run needs about {memory / 2**30:.1f} GB beside the weights, {device} has {total / 2**30:.1f} GB: "
-            "use a smaller batch, window or size"
+            f"use {smaller}"
         )
     mm.load_models_gpu(patchers, memory_required=memory)
 
@@ -191,7 +191,8 @@ def with_codec(handle, doing, work):
         if is_cpu(device):
             raise
     log.warning("not enough memory on %s to %s: using the CPU", device, doing)
-    return work(handle.files.build("codec", device="cpu", dtype=torch.float32), "cpu", True)
+    net = handle.files.build("codec", device="cpu", dtype=torch.float32, callback=lambda *_: check_interrupt())
+    return work(net, "cpu", True)
 
 
 # --- files -------------------------------------------------------------------------------------------------------

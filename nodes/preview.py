@@ -2,6 +2,8 @@
 
 import logging
 import time
+import weakref
+from dataclasses import dataclass
 
 import torch
 from PIL import Image
@@ -10,10 +12,12 @@ from ..scd_core.budget import codec_bytes
 from .acceptance_map import sheet
 
 log = logging.getLogger(__name__)
+_costs = weakref.WeakKeyDictionary()  # codec -> {(device, rows, cols): `Cost`}
 
 INTERVAL = 0.5  # seconds between two previews at least
-SHARE = 0.05  # of the run's time that previews may take
-SHORT = 2.0  # seconds; a run that is expected to end sooner shows its end only
+SHARE = 0.04  # of the run's time that previews may take; with what it takes to send them, a twentieth at most
+FIRST = 1.0  # seconds before the first preview where nobody knows yet what one takes
+TIMED = 2  # previews after which that is known: the first one may have to warm a device up
 TILES = 16  # pictures on one preview at most
 SIDE = 256  # small previews are enlarged up to this, in whole steps
 EMPTY = 0.15  # grey of cells without so much as a guess
@@ -94,11 +98,12 @@ def pale(frames, decided, drafted=None, coming=None):
 
 def decoder(codec, place, plan):
     """How a preview of a run over `plan` is decoded by `codec` on the device `place`: arguments of `Preview`."""
-    cfg = codec.cfg
+    cfg, cost = codec.cfg, cost_of(codec, place, plan.rows, plan.cols)
     if plan.frames == 1 or cfg.compression == 1:
-        return {"decode": lambda codes: codec.decode(codes.to(place))}
+        return {"decode": lambda codes: codec.decode(codes.to(place)), "cost": cost}
     last = [cfg.frames(count + 1) - 1 for count in range(plan.frames)]  # frame that a token grid ends with
-    return {"decode": lambda codes: codec.decode_clip(codes.to(place))[last[: len(codes)]], "clips": True}
+    decode = lambda codes: codec.decode_clip(codes.to(place))[last[: len(codes)]]  # noqa: E731
+    return {"decode": decode, "cost": cost, "clips": True}
 
 
 def preview_bytes(cfg, plan, batch):
@@ -108,28 +113,57 @@ def preview_bytes(cfg, plan, batch):
     return codec_bytes(cfg, plan.width, plan.height, min(TILES, batch * plan.frames))
 
 
+@dataclass
+class Cost:
+    """What a preview takes, by those that were made, also in earlier runs. each: seconds a token grid."""
+
+    each: float = 0.0
+    timed: int = 0
+
+    def note(self, seconds, grids):
+        """A picture of so many grids was made; the latest ones count most."""
+        self.each += (seconds / max(grids, 1) - self.each) * (1 if self.timed < TIMED else 0.25)
+        self.timed += 1
+
+
+def cost_of(codec, place, rows, cols):
+    """The `Cost` of a codec on a device at a size; it lives as long as the codec."""
+    return _costs.setdefault(codec, {}).setdefault((str(place), rows, cols), Cost())
+
+
 class Preview:
-    """Makes preview pictures in the callback of a run: at most one in `INTERVAL`, and in at most `SHARE` of its time
-    unless the run is as short as a few of them. The last one, of the whole picture, always comes.
+    """Makes preview pictures in the callback of a run: at most one in `INTERVAL`, in at most `SHARE` of its time.
+
+    None is made that would go beyond that share, and room is left for the last one, of the whole picture. A run too
+    short for it has none, but for the first two of a codec, by which is seen what they take.
 
     Args:
         plan: `TokenPlan`. decode: codes int64 [N, rows, cols] -> frames float [N, H, W, 3].
         given: kept codes or None. fatal: exceptions that end the run; any other only ends the previews.
-        clips: the codes for `decode` must be the first token grids of one clip.
+        clips: the codes for `decode` must be the first token grids of one clip. cost: of earlier previews.
     """
 
-    def __init__(self, plan, decode, given=None, fatal=(), clock=time.monotonic, clips=False):
+    def __init__(self, plan, decode, given=None, fatal=(), clock=time.monotonic, clips=False, cost=None):
         self.plan, self.decode, self.given, self.fatal, self.clock = plan, decode, given, fatal, clock
-        self.clips, self.begun, self.spent = clips, clock(), 0.0
+        self.clips, self.cost, self.begun, self.spent = clips, cost or Cost(), clock(), 0.0
+        self.made = 0  # token grids of the picture at hand that were decoded
         self.next = self.begun + INTERVAL
 
+    def due(self, now, grids, last):
+        """Is it time for a picture of so many token grids? last: the run is over."""
+        if not last and now < self.next:
+            return False
+        gone, cost = now - self.begun, self.cost
+        if cost.timed < TIMED and (last or not cost.timed):
+            return last or gone >= FIRST
+        return self.spent + (1 if last else 2) * grids * cost.each <= SHARE * gone
+
     def __call__(self, progress):
-        """PIL picture of a `Progress`, or None when it is too early for the next one."""
+        """PIL picture of a `Progress`, or None when it is not due."""
         start = self.clock()
-        last = progress.done == progress.total  # the page keeps showing the last picture it got
-        lasts = (start - self.begun) * progress.total / max(progress.done, 1)
-        if self.decode is None or (not last and (start < self.next or lasts < SHORT)):
+        if self.decode is None or not self.due(start, self._grids(progress), progress.done == progress.total):
             return None
+        self.made = 0
         try:
             picture = self._picture(progress)
         except self.fatal:
@@ -138,11 +172,20 @@ class Preview:
             log.warning("live preview switched off for this run", exc_info=True)
             self.decode = None
             return None
-        cost = self.clock() - start
-        self.spent += cost
-        # as soon as there is time for two more: that one, and the last one
-        self.next = max(start + INTERVAL, self.begun + (self.spent + 2 * cost) / SHARE)
+        seconds = self.clock() - start
+        self.spent += seconds
+        self.cost.note(seconds, self.made)
+        self.next = start + INTERVAL
         return picture
+
+    def _grids(self, progress):
+        """Token grids of a whole picture."""
+        samples, frames = len(progress.tokens), self.plan.frames
+        return min(samples, max(1, TILES // frames)) * frames if self.clips else min(TILES, samples * frames)
+
+    def _decoded(self, codes):
+        self.made += len(codes)
+        return self.decode(codes)
 
     def _picture(self, progress):
         plan, settled = self.plan, progress.settled
@@ -170,7 +213,7 @@ class Preview:
         """
         begun = begun.flatten(1).any(1)
         begun[0] = True
-        made = self.decode(codes[begun])
+        made = self._decoded(codes[begun])
         frames = made.new_zeros(len(codes), *made.shape[1:])
         frames[begun.to(made.device)] = made
         return frames
@@ -183,5 +226,5 @@ class Preview:
         """
         begun = decided.flatten(1).any(1).nonzero()
         count = int(begun.max()) + 1 if len(begun) else 1
-        frames = self.decode(codes[:count])
+        frames = self._decoded(codes[:count])
         return torch.cat([frames, frames.new_zeros(len(codes) - count, *frames.shape[1:])])

@@ -85,7 +85,7 @@ def _load_codec(files):
     """Codecs stay in fp32: they are small, and half precision shows in the picture."""
     devices = host.codec_devices()
     ops = host.operations(torch.float32, torch.float32, devices[0])
-    net = files.build("codec", operations=ops, device=devices[1], dtype=torch.float32)
+    net = files.build("codec", operations=ops, device=devices[1], dtype=torch.float32, callback=host.Progress(1))
     return CodecHandle(files.name, files.family, host.patcher(net, devices), files, book_of(net))
 
 
@@ -93,7 +93,9 @@ def _load_decoder(files, dtype, codec, fp8=None):
     """fp8: layers that multiply scaled fp8 weights themselves, or None."""
     devices, compute = host.decoder_devices(), host.compute_dtype(dtype)
     ops = fp8 or host.operations(dtype, compute, devices[0])
-    net = files.build("decoder", operations=ops, device=devices[1], dtype=dtype, keep_fp8=fp8 is not None)
+    net = files.build(
+        "decoder", operations=ops, device=devices[1], dtype=dtype, keep_fp8=fp8 is not None, callback=host.Progress(1)
+    )
     if compute != dtype:
         net.compute_dtype = compute
     if not files.family.continuous:

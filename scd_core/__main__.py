@@ -11,8 +11,9 @@
 
 import argparse
 import json
+import signal
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from . import batch, shell_continuous, shell_keep
 from .acceptance import DEFAULT_METHOD, METHODS
 from .compare import DEFAULT, compare, method_names, rows_of, table
 from .drafting import STARTS
-from .errors import UserError
+from .errors import OutOfMemory, UserError
 from .generate import OWN, check_request
 from .models.load import DTYPES, load_model, open_model
 from .shell import draw, frames_of, model_path, prompts_of, request_of, stem_of, suffix_of, usable_device, write
@@ -31,6 +32,17 @@ from .verify import verify
 from .window import AUTO
 
 
+def terminal_bar(**options):
+    """A bar of tqdm; None where nobody looks on, or where tqdm is missing."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(**options)
+
+
 class Bar:
     """A progress bar for each run, where there is a terminal."""
 
@@ -38,14 +50,11 @@ class Bar:
         self.bar, self.label = None, None
 
     def __call__(self, label, progress):
-        if not sys.stderr.isatty():
-            return
         if label != self.label:
-            from tqdm import tqdm
-
             self.close()
-            self.bar, self.label = tqdm(total=progress.total, unit="token", desc=label, leave=False), label
-        self.bar.update(progress.done - self.bar.n)
+            self.bar, self.label = terminal_bar(total=progress.total, unit="token", desc=label, leave=False), label
+        if self.bar is not None:
+            self.bar.update(progress.done - self.bar.n)
 
     def close(self):
         if self.bar is not None:
@@ -102,22 +111,21 @@ def run_generate(args):
 
 def run_batch(args):
     """A list of prompts; the exit status tells whether every row was drawn."""
-    bar = None
-    if sys.stderr.isatty():
-        from tqdm import tqdm
-
-        bar = tqdm(unit="picture")
+    bar = terminal_bar(unit="picture")
 
     def tell(done, total, failed):
         if bar is not None:
+            if bar.total is None:
+                bar.initial = done  # pictures of earlier runs took no time of this one
             bar.total, bar.n = total, done
             bar.set_postfix({"failed": failed} if failed else {})
 
     try:
-        summary = batch.run(args, args.rows, tell)
-    finally:
-        if bar is not None:
-            bar.close()
+        with nullcontext() if bar is None else closing(bar):
+            summary = batch.run(args, args.rows, tell)
+    except KeyboardInterrupt:
+        print(f"stopped: what was drawn is in {args.out}, and the same command goes on there", file=sys.stderr)
+        raise
     for number, error in sorted(summary.failed.items()):
         print(f"row {number}: {error}", file=sys.stderr)
     print(f"{summary.drawn} drawn, {summary.there} there already, {len(summary.failed)} rows failed: "
@@ -238,10 +246,14 @@ def main(argv=None):
     args = options().parse_args(argv)
     try:
         return args.run(args) or 0
-    except (UserError, OSError) as error:
+    except (UserError, OSError, OutOfMemory) as error:
         print(f"{error}", file=sys.stderr)
         return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # the end that shells expect, without a list of calls
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)

@@ -82,8 +82,8 @@ def frames_of(model, drawn):
 
 
 def stem_of(prompt):
-    """The part of a file name that a prompt gives."""
-    return re.sub(r"[^\w-]+", "-", prompt).strip("-")[:60] or "empty"
+    """The part of a file name that a prompt gives; most systems take 255 bytes for a whole name."""
+    return re.sub(r"[^\w-]+", "-", prompt).strip("-")[:60].encode()[:180].decode(errors="ignore") or "empty"
 
 
 def suffix_of(frames):

@@ -7,12 +7,19 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from scd_pack.scd_core.checkpoint import save_safetensors
+from scd_pack.scd_core.generate import Request, generate
 from scd_pack.scd_core.models.emu3_text import SETTINGS, SPECIAL
+from scd_pack.scd_core.models.family import Size
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 HUB = GOLDEN / "emu3-hf" / "model"
-CODES = 64
+WANT = load_file(GOLDEN / "emu3-hf" / "expected.safetensors")
+META = json.loads((GOLDEN / "emu3-hf" / "meta.json").read_text(encoding="utf-8"))
+ROWS, COLS = META["grid"]
+SIZE = Size(COLS * META["vq"]["pixels_per_code"], ROWS * META["vq"]["pixels_per_code"])
+CODES, LOGITS, PIXELS = 64, 2e-4, 1e-4  # the latter two: how far numbers may be off
 # transformers' names -> the original release's, in order
 ORIGINAL = (
     (r"^text_model\.lm_head\.", "lm_head."),
@@ -24,6 +31,12 @@ ORIGINAL = (
     (r"((?:attn_1|attn\.\d+)\.)([qkv])_proj\.", r"\1\2."),
     (r"((?:attn_1|attn\.\d+)\.)out_proj\.", r"\1proj_out."),
 )
+
+
+def draw(model, method, size=SIZE, **changes):
+    """Codes of the fixture's prompt."""
+    request = Request(method=method, width=size.width, height=size.height, **changes)
+    return generate(model.decoder, model.family, model.family.text.encode(META["prompt"]), None, request).codes
 
 
 def lay_out(folder, **config):

@@ -179,14 +179,38 @@ def test_a_broken_last_line_costs_one_picture(pencil, tmp_path, kept):
     assert results.read_bytes() == whole and not list(out.glob(".*"))
 
 
-def test_a_run_that_was_broken_off_goes_on(pencil, tmp_path):
+def test_a_run_that_was_broken_off_goes_on(pencil, capsys, tmp_path):
     path, out = table(tmp_path / "p.csv", ["prompt"], ["fox"], ["stop"], ["lion"]), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         draw(path, out)
+    assert "the same command goes on there" in capsys.readouterr().err
     assert [line["prompt"] for line in lines(out)] == ["fox"]
     (out / lines(out)[0]["file"]).unlink()  # a picture that was thrown away is wanted again
     table(path, ["prompt"], ["fox"], ["cat"], ["lion"])
     assert draw(path, out) == 0 and [line["prompt"] for line in lines(out)] == ["fox", "cat", "lion"]
+
+
+def test_any_prompt_gives_a_name_inside_of_the_folder(pencil, tmp_path):
+    """Same prompts, paths, letters that take four bytes each."""
+    prompts = ["fox", "fox", "../fox", "/fox\\on: snow", "\U0001d41f" * 90, "狐" * 90, "?"]
+    path, out = table(tmp_path / "p.csv", ["prompt"], *[[prompt] for prompt in prompts]), tmp_path / "out"
+    assert draw(path, out) == 0 and sorted(os.listdir(tmp_path)) == ["out", "p.csv"]
+    assert {line["file"] for line in lines(out)} == {*os.listdir(out)} - {batch.RESULTS} and len(lines(out)) == 7
+
+
+def test_the_bar_counts_pictures(pencil, monkeypatch, tmp_path):
+    tqdm, bars = pytest.importorskip("tqdm"), []
+
+    class Bar(tqdm.tqdm):
+        def close(self):
+            bars.append((self.initial, self.n, self.total))
+            super().close()
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for rows in ([["fox", "2"]], [["fox", "2"], ["lion", "1"]]):
+        assert draw(table(tmp_path / "p.csv", ["prompt", "batch"], *rows), tmp_path / "out") == 0
+    assert list(dict.fromkeys(bars)) == [(0, 2, 2), (2, 3, 3)]  # a bar is closed again when it is thrown away
 
 
 def test_a_picture_is_there_whole_or_not_at_all(pencil, tmp_path, monkeypatch):
@@ -222,7 +246,7 @@ def test_pictures_are_those_of_single_runs(tmp_path):
     assert found[1, 0]["lossless"] and found[1, 0]["passes"] >= 1 and "visits" not in found[1, 0]
 
 
-# many processes -----------------------------------------------------------------------------------------------------
+# processes ----------------------------------------------------------------------------------------------------------
 
 
 def wait_for(condition, process):
@@ -234,20 +258,47 @@ def wait_for(condition, process):
         time.sleep(0.05)
 
 
+def started(path, out, *argv):
+    """The command in a process of its own; pictures take a while."""
+    command = [sys.executable, "-m", "scd_core", "batch", path, "--out", str(out), "--method", "autoregressive",
+               "--dtype", "fp32", *argv]  # fmt: skip
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def has_one(out):
+    """There is a picture, and its line."""
+    return any(out.glob("*.png")) and b'"file"' in (out / batch.RESULTS).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C goes to a whole console there")
+def test_ctrl_c_keeps_what_is_drawn_and_the_same_command_goes_on(capsys, tmp_path):
+    path, out = table(tmp_path / "p.csv", ["prompt", "cfg"], *[["fox", "1"]] * 3), tmp_path / "out"
+    with started(path, out) as process:
+        wait_for(lambda: has_one(out), process)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGINT and is_one_sentence(told.strip()) and "goes on there" in told
+    before = lines(out)
+    assert 1 <= len(before) < 3
+    assert draw(path, out, "--method", "autoregressive", "--dtype", "fp32") == 0
+    assert f"{3 - len(before)} drawn, {len(before)} there already" in capsys.readouterr().out
+    assert lines(out)[: len(before)] == before
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ray[data]'")
 def test_a_killed_worker_loses_no_picture(tmp_path):
     """Two workers of Ray; one dies while it draws. Pictures are those of single runs, each there once."""
-    count, out = 8, tmp_path / "out"
+    count, out = 6, tmp_path / "out"
     path = table(tmp_path / "p.csv", ["prompt", "cfg"], *[["fox on snow", "1"]] * count, ["fox", "inf"])
-    command = [sys.executable, "-m", "scd_core", "batch", path, "--out", str(out), "--workers", "2", "--method",
-               "autoregressive", "--dtype", "fp32"]  # fmt: skip
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    process = started(path, out, "--workers", "2")
     try:
-        wait_for(lambda: any(out.glob("*.png")) and b'"file"' in (out / batch.RESULTS).read_bytes(), process)
+        wait_for(lambda: has_one(out), process)
         victim = next(line["worker"] for line in lines(out) if "file" in line)
         os.kill(int(victim.rpartition(":")[2]), signal.SIGKILL)
+        assert len(lines(out)) < count - 1, "too late: nothing was left to draw"
         told, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()

@@ -13,7 +13,9 @@ from scd_tests.statistics import combined_z, entropy_z, randomised_pit, uniform_
 from scd_tests.toys import draw, teacher_log_law
 
 pytestmark = pytest.mark.slow
-PLAIN = LawSettings()  # temperature 1, nothing cut off, no guidance: the sharpest setting for statistics
+# Nothing cut off, no guidance. Flat laws show a stale one best: over four seeds at z -5.9 to -7.9 with 24 pictures,
+# at temperature 1 at -3.1 to -6.6 with 64.
+PLAIN = LawSettings(temperature=2.0)
 TEXT = "fox snow"
 SEEDS = 24
 
@@ -87,10 +89,10 @@ def test_identity_with_kept_top_half(model):
     assert torch.equal(*drawn) and torch.equal(drawn[0][:, :, :8], first[:, :, :8])
 
 
-def statistics(model, picture, batch=SEEDS, window=64, **settings):
+def statistics(model, picture, **settings):
     """(z of the entropy martingale over all pictures, p-value of the PIT)."""
     plan, streams = picture
-    tokens, report = sample(model, picture, law=PLAIN, batch=batch, window=window, seed=31, **settings)
+    tokens, report = sample(model, picture, law=PLAIN, batch=SEEDS, window=32, seed=31, **settings)
     log_p = teacher_log_law(model.decoder, model.family, plan, streams, tokens, PLAIN)
     u = randomised_pit(log_p, tokens - plan.base, torch.Generator().manual_seed(1))
     return combined_z(entropy_z(log_p, tokens - plan.base)), uniform_p(u), report
@@ -106,5 +108,5 @@ def test_law(model, picture, method):
 
 def test_stale_laws_are_seen(model, picture):
     """Power: the released bookkeeping fails the same test."""
-    z, p, _ = statistics(model, picture, 64, variant=rule(METHODS["scd-maximal"], remember=stale))
-    assert z < -4 or p < 1e-4, (z, p)  # too typical; the bias of this model is small, so it takes more pictures
+    z, p, _ = statistics(model, picture, variant=rule(METHODS["scd-maximal"], remember=stale))
+    assert z < -4 or p < 1e-4, (z, p)  # too typical

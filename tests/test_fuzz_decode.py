@@ -16,7 +16,7 @@ import torch
 from scd_pack.scd_core.acceptance import METHODS
 from scd_pack.scd_core.drafting import STARTS
 from scd_pack.scd_core.errors import UserError
-from scd_pack.scd_core.generate import MOST_NODES, MOST_ROUNDS, Request, generate
+from scd_pack.scd_core.generate import MOST_NODES, MOST_ROUNDS, MOST_ROWS, Request, generate
 from scd_pack.scd_core.models.family import Defaults, Size
 from scd_pack.scd_core.models.transformer import Decoder
 from scd_pack.scd_core.plan import TokenPlan
@@ -33,7 +33,7 @@ REFUSED = {
     "seed": (-1, 1 << 64), "window": (-1,), "batch": (0, -3), "temperature": (-0.5, math.nan, math.inf, 1e5),
     "top_k": (-2,), "top_p": (1.5, math.nan, -0.1), "cfg": (math.nan, math.inf), "nodes": (-2, MOST_NODES + 1),
     "relax": (1.5, math.nan), "relax_budget": (-2,), "row_context": (0, -2), "rounds": (-1, MOST_ROUNDS + 1),
-    "method": ("", "sdj"), "start": ("", "up"), "width": (17,), "frames": (99,),
+    "block_rows": (0, MOST_ROWS + 1), "method": ("", "sdj"), "start": ("", "up"), "width": (17,), "frames": (99,),
 }  # fmt: skip
 
 
@@ -117,6 +117,7 @@ def some_request(r, plan):
         relax_budget=r.choice((-1, -1, 0, 1, 5, 10**9)),
         row_context=r.choice((-1, 1, 2, 3, plan.cols, 100)),
         rounds=r.randint(0, MOST_ROUNDS),
+        block_rows=r.choice((1, 1, 2, 3, MOST_ROWS)),
     )
 
 
@@ -145,9 +146,9 @@ class Watch:
         self.passes, self.done = progress.passes, progress.done
 
 
-def drawn_of(plan, family, request, kept, callback=None):
+def drawn_of(plan, family, request, kept, callback=None, keep_on=()):
     words = Prompt("", None)
-    return generate(decoder_of(plan.vocab), family, words, None, request, kept, callback=callback)
+    return generate(decoder_of(plan.vocab), family, words, None, request, kept, callback=callback, keep_on=keep_on)
 
 
 def check_tokens(plan, drawn, request, kept):
@@ -200,6 +201,37 @@ def check_alone(plan, family, drawn, request, kept, sample):
     assert token_hash(alone.codes) == token_hash(drawn.codes[sample : sample + 1])
 
 
+class Cancel(Exception):
+    """What a host raises when the button is pressed."""
+
+
+def check_cancelled(plan, family, drawn, request, kept, at, raises):
+    """A run that ends with pass `at` hands on what was decided until then, a clip its whole frames."""
+    seen = []
+
+    def press(progress):
+        seen.append(progress)
+        if progress.passes == at and raises:
+            raise Cancel
+        return progress.passes == at
+
+    part = drawn_of(plan, family, request, kept, press, (Cancel,))
+    last, count, inside = seen[-1], part.codes.shape[1], plan.cells >= 0
+    assert part.codes.min() >= 0 and part.codes.max() < plan.vocab
+    if last.done == last.total:
+        assert part.report.stopped is None and torch.equal(part.codes, drawn.codes)
+        return
+    assert part.report.stopped == last.done == sum(map(sum, part.report.accepted)) and part.report.passes == at
+    assert not part.report.lossless and count == (max(1, part.report.whole_frames) if plan.frames > 1 else 1)
+    decided = last.settled
+    if decided is None:
+        decided = torch.arange(plan.length) < torch.tensor(last.frontier)[:, None]
+    cells = torch.zeros(request.batch, drawn.codes[0].numel(), dtype=torch.bool)
+    cells[:, plan.cells[inside]] = decided[:, inside]
+    cells = cells.view_as(drawn.codes)[:, :count]
+    assert torch.equal(part.codes[cells], drawn.codes[:, :count][cells]), "decided tokens have changed"
+
+
 def run_case(r):
     plan = some_plan(r)
     family = FuzzFamily(plan, Defaults(temperature=0.9, top_k=5, top_p=0.95, cfg=2.0))
@@ -220,6 +252,8 @@ def run_case(r):
         check_identity(plan, family, drawn, request, kept)
         if r.random() < 0.15:
             check_alone(plan, family, drawn, request, kept, r.randrange(request.batch))
+        if drawn.report.passes and r.random() < 0.15:
+            check_cancelled(plan, family, drawn, request, kept, r.randint(1, drawn.report.passes), r.random() < 0.5)
     except BaseException as error:
         error.add_note(f"{told}") if hasattr(error, "add_note") else None
         raise
@@ -243,7 +277,7 @@ ENDS = {
     "seed": (0, LAST), "window": (0, 10**6), "temperature": (-1, 0, 1e4), "top_k": (-1, 0, 10**9), "top_p": (-1, 0, 1),
     "cfg": (-1, -1e6, 1e6), "batch": (1, 9), "nodes": (-1, 0, MOST_NODES), "relax": (-1, 0, 1),
     "relax_budget": (-1, 10**9), "row_context": (-1, 1, 10**9), "rounds": (0, MOST_ROUNDS),
-    "first_sample": (0, (1 << 63) - 1),
+    "first_sample": (0, (1 << 63) - 1), "block_rows": (1, MOST_ROWS),
 }  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def test_what_is_offered_fits(decoder, method, free):
 
     def need(batch, window):
         request = Request(method=method, batch=batch, window=window)
-        cost[batch, window] = needed_bytes(decoder, PLAN, word_streams(), request, law)
+        cost[batch, window] = needed_bytes(decoder, Shop(), PLAN, word_streams(), request, law)
         return cost[batch, window]
 
     text = advice(need, 6, 24, free)

@@ -23,6 +23,7 @@ with fake.pack(out) as module:
     combine = module("nodes.video_combine").VideoCombine
     told = [combine.validate_inputs(format=name) for name in ("mp4 (h264)", "webp")]
 main = importlib.import_module("scd_pack.scd_core.__main__").main
+sys.stderr.isatty = lambda: True  # a progress bar is wanted, but no condition
 quick = ["--temperature", "0", "--cfg", "1", "--window", "64", "--dtype", "fp32", "--out", str(out / "made")]
 codes = [main(["generate", "fox on snow", *quick])]
 json.dump({"codes": codes, "listed": listed, "told": told}, sys.stderr)

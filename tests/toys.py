@@ -23,6 +23,9 @@ class ToyHeads:
     def reach(self, decoder):
         return self.right, self.down
 
+    def sizes(self, decoder):
+        return 8, self.right + self.down
+
     def load(self, decoder, device):
         return type(self)(decoder.cfg.head_rows if hasattr(decoder, "cfg") else decoder.plan.vocab)
 

@@ -6,14 +6,16 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from ..errors import UserError
+from ..budget import free_bytes
+from ..errors import OutOfMemory, UserError, ran_out
 from ..origin import fingerprint, origin
 from .cspd import MODES
 from .diffusion import TRAINED, Diffusion
 from .noise import PATH, NormalNoise
 from .report import ContinuousReport, latents_hash
+from .room import advice, working_bytes
 from .schedule import cosine_schedule
-from .side import CONTEXTS, STATES, Cells, Side
+from .side import Cells, Side
 
 OWN = -1  # "the model's own value" of temperature and guidance
 STEPS = 64  # of the schedule, where the model has as many tokens
@@ -303,13 +305,22 @@ def sample(net, family, prompt, settings=None, draft=None, device="cpu", callbac
 
     Raises:
         UserError: settings or a pair of models that do not fit, numbers that are not finite.
+        OutOfMemory: torch's own class, with what would fit.
     """
     check_pair(family, draft and draft[1])
-    settings = resolve(settings or Settings(), family)
+    settings, short = resolve(settings or Settings(), family), None
     nets = (net, draft and draft[0])
-    run = Run(nets, family, prompt, settings, device, callback, poll)
-    run.loop(keep_on)
-    latents = run.latents()
+    try:
+        run = Run(nets, family, prompt, settings, device, callback, poll)
+        run.loop(keep_on)
+        latents = run.latents()
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        short = str(error).partition("\n")[0]
+    if short is not None:  # outside of the handler: the error held the frames that hold the run's tensors
+        run = None
+        raise OutOfMemory(f"{_what_fits(nets, settings, device)} ({short})")
     report = run.report(latents)
     report.origin = origin(net, family, device, prompt)
     if draft is not None:
@@ -317,18 +328,12 @@ def sample(net, family, prompt, settings=None, draft=None, device="cpu", callbac
     return Drawn(latents, report)
 
 
-def working_bytes(config, settings, item_size, drafted):
-    """Estimate of what a run needs beside the weights.
+def _what_fits(nets, settings, device):
+    """`room.advice` for a run that did not fit."""
+    net, draft = nets
 
-    Args:
-        config: `MarConfig` of the larger network. settings: resolved `Settings`. item_size: bytes of a number in the
-            compute dtype. drafted: whether a draft runs ahead.
-    """
-    streams = 1 if settings.cfg == 1 else 2
-    prefixes = settings.gamma + 1 if drafted and settings.mode != "block" else 1
-    contexts = streams * settings.batch * prefixes
-    slots = config.buffer + config.tokens
-    alive = min(contexts, CONTEXTS) * slots * (4 * config.dim + 2 * max(config.ffn, config.decoder_ffn))
-    conditions = contexts * config.tokens * config.decoder_dim
-    head = streams * min(STATES, settings.batch * config.tokens * settings.diffusion_steps) * 8 * config.head_width
-    return item_size * (alive + conditions + head)
+    def need(settings, drafted):
+        return working_bytes(net.cfg, settings, net.dtype.itemsize, drafted)
+
+    weights = 0 if draft is None else sum(weight.nbytes for weight in draft.parameters())
+    return advice(need, settings, draft is not None, weights, free_bytes(device))

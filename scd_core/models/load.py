@@ -61,7 +61,7 @@ class ModelFiles:
     family: object
     name: str
 
-    def build(self, part, operations=None, device="cpu", dtype=None, keep_fp8=False):
+    def build(self, part, operations=None, device="cpu", dtype=None, keep_fp8=False, callback=None):
         """Make one network and give it its weights.
 
         Args:
@@ -70,6 +70,8 @@ class ModelFiles:
             dtype: of the weights; None keeps the file's.
             keep_fp8: the layers of `operations` multiply scaled fp8 weights themselves (they have a `scale_weight`),
                 so such weights stay in 8 bits; otherwise they are multiplied as they are read.
+            callback: called with (bytes read, bytes in all) before every tensor and at the end; what it raises ends the
+                reading, and nothing of the network stays.
 
         Raises:
             UserError: missing, unexpected or wrongly shaped tensors, by name.
@@ -88,7 +90,7 @@ class ModelFiles:
                     f"{self.name}: tensor {ref.key} has the shape {list(ref.shape)}, its configuration asks for "
                     f"{list(wanted[name])}: the configuration and the weights belong to different models"
                 )
-        net.load_state_dict(read_state(refs, scales, dtype, device), strict=True, assign=True)
+        net.load_state_dict(read_state(refs, scales, dtype, device, callback), strict=True, assign=True)
         return net.requires_grad_(False).eval()
 
     def check(self, need=PARTS):
@@ -121,25 +123,30 @@ class ModelFiles:
         return any(ref.scaled for ref in self.family.refs(part).values())
 
 
-def read_state(refs, scales, dtype, device):
+def read_state(refs, scales, dtype, device, callback=None):
     """Tensors of a network by name. What is copied while it is read leaves the mapped file soon after.
 
     Args:
         refs: {name: `Ref`}. scales: names of scales that the layers have beside their weights.
+        callback: see `ModelFiles.build`.
     """
     state, copied = {name: torch.ones((), device=device) for name in scales}, 0
-    most = sum(ref.bytes for ref in refs.values()) // SHARE
+    read, total = 0, sum(ref.bytes for ref in refs.values())
+    most, tell = total // SHARE, callback or (lambda read, total: None)
     for name, ref in refs.items():
+        tell(read, total)
         scale = name.removesuffix(".weight") + SCALE
         if scale in scales and ref.scaled:
             state[name], state[scale] = ref.read_scaled(device)
         else:
             state[name] = ref.read(dtype, device)
+        read += ref.bytes
         copied += 0 if ref.dtype == dtype and not ref.scaled and str(device) == "cpu" else ref.bytes
         if copied > most:  # or the peak would be the weights twice: as they are stored and as they are wanted
             copied = 0
             for source in {id(r.source): r.source for r in refs.values()}.values():
                 source.release()
+    tell(read, total)
     return state
 
 

@@ -1,15 +1,14 @@
 """Compare Methods inside the host."""
 
-import pytest
 import torch
-from checks_common import encoded, loaded
+from checks_common import encoded, loaded, refused
 
 
 def check_pictures_plot_and_table(inside):
     model, text, _ = loaded(inside)
     positive = encoded(inside, text)
     made = inside.call(
-        "SCD_Compare", model=model, positive=positive, methods="autoregressive, seed-exact, cool-sd", seed=3, window=64,
+        "SCD_Compare", model=model, positive=positive, methods="autoregressive, seed-exact, cool-sd", seed=3, window=32,
         temperature=0.0, cfg=1.0,
     )
     pictures, plot, report = made.args
@@ -24,12 +23,12 @@ def check_pictures_plot_and_table(inside):
 def check_clip_gives_a_sheet_a_frame(inside):
     model, text, _ = loaded(inside)
     pictures, _, _ = inside.call(
-        "SCD_Compare", model=model, positive=encoded(inside, text), methods="jacobi", frames=3, cfg=1.0, window=64,
+        "SCD_Compare", model=model, positive=encoded(inside, text), methods="jacobi", frames=3, cfg=1.0, window=32,
     ).args
     assert pictures.shape[0] == 3
 
 
 def check_unknown_method_is_told(inside):
     model, text, _ = loaded(inside)
-    with pytest.raises(ValueError, match="unknown method 'fastest'"):
+    with refused("unknown method 'fastest'"):
         inside.call("SCD_Compare", model=model, positive=encoded(inside, text), methods="fastest")

@@ -4,7 +4,7 @@ import pathlib
 import shutil
 
 import torch
-from checks_common import loaded, ready, refused
+from checks_common import loaded, previews_whatever_they_take, ready, refused
 
 MINIATURE = pathlib.Path(__file__).resolve().parents[1] / "data" / "golden" / "mar" / "model"
 QUICK = {"steps": 4, "diffusion_steps": 4}
@@ -119,8 +119,9 @@ def check_bundled_pair_draws_and_shows_the_picture_growing(inside):
     drawn = {}
     for preview in ("auto", "off"):
         inside.progress.clear()
-        drawn[preview], report = sampled(inside, model, positive, draft_model=draft, mode="prefix", preview=preview,
-                                         batch_size=2, seed=4)
+        with previews_whatever_they_take(inside):
+            drawn[preview], report = sampled(inside, model, positive, draft_model=draft, mode="prefix", preview=preview,
+                                             batch_size=2, seed=4)
         shown = [picture for *_, picture in inside.progress if picture is not None]
         assert bool(shown) == (preview == "auto") and "of the draft" in report
         if shown:
@@ -139,7 +140,7 @@ def check_preview_greys_what_is_not_drawn_yet(inside):
     known[:, :32] = True
     canvas = 3 * torch.randn(1, 64, 12, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        picture = module.CanvasPreview(model.codec)._picture(progress(1, 32, 64, canvas, known))
+        picture = module.CanvasPreview(model.codec, 8)._picture(progress(1, 32, 64, canvas, known))
     pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(*picture.size, 3).int()
     spread = pixels.amax(-1) - pixels.amin(-1)  # grey has none
     assert (spread[128:] == 0).all() and spread[:128].float().mean() > 10

@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import torch
-from checks_common import drawn, encoded, graph, loaded, ready, refused, replaced
+from checks_common import drawn, encoded, graph, loaded, previews_whatever_they_take, ready, refused, replaced
 
 
 def check_every_widget_does_something(inside):
@@ -78,7 +78,7 @@ def check_what_cannot_be_drawn_is_told_in_a_sentence(inside):
 
 def check_seeds_of_64_bits(inside):
     model, positive, _ = ready(inside)
-    made = [drawn(inside, model, positive, seed=seed, batch_size=2, window=64)[0].codes
+    made = [drawn(inside, model, positive, seed=seed, batch_size=2)[0].codes
             for seed in (0, (1 << 32) - 1, 1 << 32, (1 << 64) - 1)]
     assert len({codes.numpy().tobytes() for codes in made}) == 4
 
@@ -128,7 +128,8 @@ def check_kept_tokens_stay(inside):
 def check_progress_counts_tokens(inside):
     model, positive, _ = ready(inside)
     inside.progress.clear()
-    report = drawn(inside, model, positive, preview="auto", batch_size=2)[1]
+    with previews_whatever_they_take(inside):
+        report = drawn(inside, model, positive, preview="auto", batch_size=2)[1]
     values = [value for value, _, _ in inside.progress]
     assert values == sorted(values) and values[-1] == 256 and {total for _, total, _ in inside.progress} == {256}
     assert len(values) == int(report.split(" tokens in ")[1].split()[0])

@@ -4,10 +4,11 @@ import contextlib
 import gc
 
 import torch
-from checks_common import drawn, graph, loaded, ready, refused
+from checks_common import drawn, graph, loaded, previews_whatever_they_take, ready, refused
 from checks_continuous import mar, sampled
+from checks_memory import unload_button
 
-CLIP = {"frames": 4, "seed": 40, "window": 32}
+CLIP = {"frames": 4, "seed": 40, "window": 16, "tree_nodes": 0}  # nothing is left to be measured
 SHORT = {**CLIP, "frames": 2}
 
 
@@ -53,7 +54,7 @@ def moments(inside, decoder, codec):
     writer = inside.module("scd_core.video.av_writer").AvWriter
     return (
         ("prefill", decoder.embed, "prompt", 1, 1, {}),
-        ("while the window is measured", decoder.layers[0], "forward", 3, 0, {"window": 0}),
+        ("while the window is measured", decoder.layers[0], "forward", 3, 0, {"window": 0, "tree_nodes": -1}),
         ("first pass", decoder.layers[1], "forward", 2, 0, {}),
         ("pass 5", decoder, "logits", 5, 0, {}),
         ("preview", codec, "decode", 1, 0, {"preview": "auto"}),
@@ -62,36 +63,55 @@ def moments(inside, decoder, codec):
     )
 
 
+def clip(inside, prompt):
+    """Bytes of the clip that a run without disturbance writes; the file is removed again."""
+    before, inside.executor = files(inside), inside.fresh_executor()
+    inside.run(prompt)
+    assert inside.outcome()[0] == "execution_success", inside.outcome()
+    (new,) = files(inside) - before
+    found = new.read_bytes()
+    new.unlink()
+    return found
+
+
 def check_cancel_at_every_moment(inside):
     """It ends within a layer, pass, chunk or frame; no file and no tensor is left; the next run is as a fresh one."""
     module, wanted = inside.module("scd_core.window"), {}
     model, _, vq = loaded(inside)
 
-    def clip(prompt):
-        """Bytes of the clip that a run without disturbance writes; the file is removed again."""
-        before, inside.executor = files(inside), inside.fresh_executor()
-        inside.run(prompt)
-        assert inside.outcome()[0] == "execution_success", inside.outcome()
-        (new,) = files(inside) - before
-        found = new.read_bytes()
-        new.unlink()
-        return found
-
     for moment, place, name, call, more, widgets in moments(inside, model.net, vq.net):
         prompt = graph(**{**SHORT, **widgets})
         if str(widgets) not in wanted:
-            wanted[str(widgets)] = clip(prompt)
+            wanted[str(widgets)] = clip(inside, prompt)
         inside.executor = inside.fresh_executor()
         before, size = files(inside), alive()
         module._measured.clear()
-        with pressed_in(inside, place, name, call) as after:
+        with previews_whatever_they_take(inside), pressed_in(inside, place, name, call) as after:
             inside.run(prompt)
         assert inside.outcome()[0] == "execution_interrupted", (moment, inside.outcome())
         assert len(after) <= more, (moment, len(after))
         assert files(inside) == before, moment
         inside.executor = inside.fresh_executor()
         assert alive() <= size + 1000, moment
-        assert clip(prompt) == wanted[str(widgets)], moment
+        assert clip(inside, prompt) == wanted[str(widgets)], moment
+
+
+def check_cancel_while_a_model_is_read(inside):
+    """It ends between two tensors of codec or decoder; nothing of them stays, and the next run reads them whole."""
+    weights, ref = inside.module("nodes.weights"), inside.module("scd_core.models.parts").Ref
+    prompt, codec = graph(**SHORT), len(loaded(inside)[2].files.family.refs("codec"))
+    want = clip(inside, prompt)
+    for call in (codec // 2, codec + 20):
+        unload_button(inside)
+        before, size = files(inside), alive()
+        assert not weights._codecs and not weights._decoders
+        with pressed_in(inside, ref, "read", call) as after:
+            inside.run(prompt)
+        assert inside.outcome()[0] == "execution_interrupted", (call, inside.outcome())
+        assert not after and files(inside) == before, call
+        inside.executor = inside.fresh_executor()
+        assert alive() <= size + 1000 and not weights._codecs and not weights._decoders, call
+    assert clip(inside, prompt) == want
 
 
 def check_cancel_while_pictures_are_read(inside):
@@ -143,7 +163,7 @@ def check_keep_in_a_graph_goes_on_to_the_file(inside):
     model, _, vq = loaded(inside)
     for place, name, call, widgets in ((model.net, "logits", 3, {}), (vq.net, "decode", 1, {"preview": "auto"})):
         before = files(inside)
-        with pressed_in(inside, place, name, call):
+        with previews_whatever_they_take(inside), pressed_in(inside, place, name, call):
             ran = inside.run(graph(on_cancel="keep", **{**CLIP, **widgets}))
         assert inside.outcome()[0] == "execution_success" and "save" in ran, inside.outcome()
         assert len(files(inside) - before) == 1

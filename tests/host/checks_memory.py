@@ -5,7 +5,7 @@ import weakref
 
 import miniatures
 import torch
-from checks_common import drawn, encoded, graph, loaded, ready, replaced
+from checks_common import drawn, encoded, graph, loaded, ready, refused, replaced
 from checks_continuous import mar, sampled
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -216,3 +216,28 @@ def check_out_of_memory_in_a_graph_tells_what_fits(inside):
     assert "try batch 1 with window 16 (about" in told["exception_message"], told["exception_message"]
     inside.run(graph(seed=80, batch_size=2))
     assert inside.outcome()[0] == "execution_success", inside.outcome()
+
+
+def check_out_of_memory_in_the_continuous_sampler_tells_what_fits(inside):
+    """In the middle of a run with a draft: the sentence is about this sampler's widgets; the next run is as ever."""
+    model, positive, _ = mar(inside)
+    draft = loaded(inside, "mar/mar_base", dtype="bf16")[0]
+    asked = {"draft_model": draft, "mode": "prefix", "gamma": 4, "batch_size": 3}
+    want, calls = sampled(inside, model, positive, **asked)[0].codes, []
+
+    def short(*args):
+        calls.append(1)
+        if len(calls) == 6:
+            raise torch.OutOfMemoryError("no room")
+        return type(model.net).noise(model.net, *args)
+
+    model.net.noise = short
+    told = "batch size 3, cfg 2.9 and a draft model .mode prefix, gamma 4.* try batch size 2 .about.* no draft model"
+    try:
+        with refused(told, torch.OutOfMemoryError):
+            sampled(inside, model, positive, **asked)
+    finally:
+        del model.net.noise
+    assert torch.equal(sampled(inside, model, positive, **asked)[0].codes, want)
+    with replaced(inside.mm, "get_total_memory", lambda *_: 1 << 18), refused("smaller batch, cfg 1, a smaller gamma"):
+        sampled(inside, model, positive, **{**asked, "batch_size": 64})

@@ -42,11 +42,8 @@ class PackHost(host_api.Host):
     def __init__(self, base_url, base):
         super().__init__(base_url)
         self.base = base
-
-    @property
-    def log(self):
-        """All that the server has said so far."""
-        return (self.base / "server.log").read_text(encoding="utf-8", errors="replace")
+        # what the server said before any test provoked an error
+        self.startup_log = (base / "server.log").read_text(encoding="utf-8", errors="replace")
 
     def workflow(self, name):
         """A shipped workflow as the page would load it."""

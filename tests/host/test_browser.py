@@ -50,11 +50,12 @@ DROP = """async ([url, name]) => {
     transfer.items.add(new File([data], name, {type: data.type}));
     const drop = {dataTransfer: transfer, bubbles: true, cancelable: true, clientX: 700, clientY: 450};
     window.app.canvas.canvas.dispatchEvent(new DragEvent("drop", drop)); }"""
-QUICK = {"SCD_Sampler.window": 64, "SCD_Sampler.tree_nodes": 0}
+QUICK = {"SCD_Sampler.window": 16, "SCD_Sampler.tree_nodes": 0}
 RUNS = {  # widgets that make it short
     "SCD text to image": {**QUICK, "SCD_Sampler.method": "autoregressive", "SCD_Sampler.batch_size": 2},
     "SCD text to video": {**QUICK, "SCD_Sampler.frames": 3},
-    "SCD compare all methods": {"SCD_Compare.methods": "jacobi, seed-exact"},
+    "SCD compare all methods": {
+        "SCD_Compare.methods": "jacobi, seed-exact", "SCD_Compare.window": 16, "SCD_Compare.cfg": 1.0},
     "SCD inpaint by tokens": QUICK,
 }
 
@@ -116,7 +117,7 @@ def test_run_shows_the_picture_and_dropping_it_brings_the_graph_back(site, page,
     sent, before = prompt_of(page), set(site.json("/history"))
     page.locator(RUN).first.click()
     if widgets.get("SCD_Sampler.method") == "autoregressive":
-        page.wait_for_function(PREVIEWED)
+        page.wait_for_function(PREVIEWED, polling=100)
         page.screenshot(path=str(screenshots / f"{site.kind} preview.png"))
         assert page.evaluate(SHOWN) is None, "a preview comes while the picture is drawn"
     page.wait_for_function(f"() => ({SHOWN})() !== null", polling=250)

@@ -7,7 +7,7 @@ import pytest
 from scd_tests.host.miniatures import fitted
 from workflow_json import input_specs, is_widget
 
-pytestmark = [pytest.mark.host, pytest.mark.slow]
+pytestmark = pytest.mark.host
 
 KEPT = json.loads(freeze_api.OUT.read_text(encoding="utf-8"))
 
@@ -31,6 +31,7 @@ def test_nodes_keep_what_the_release_promised(host, name):
     assert list(freeze_api.breaches(KEPT["nodes"][name], host.object_info[name])) == []
 
 
+@pytest.mark.slow
 def test_a_prompt_without_the_optional_inputs_gives_the_same(host):
     """API clients saved the inputs that there were; whatever came later has a default that changes nothing."""
     short, full = (json.loads(json.dumps(KEPT["prompts"]["SCD text to image"])) for _ in range(2))
@@ -44,6 +45,7 @@ def test_a_prompt_without_the_optional_inputs_gives_the_same(host):
     assert result(host, short) == result(host, full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEPT["prompts"])
 def test_prompts_of_the_release_still_run(host, name):
     """A prompt that the shipped workflow gives today runs in the test of the workflows."""

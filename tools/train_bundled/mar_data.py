@@ -74,7 +74,7 @@ def main(args):
     net, scene = load_model(args.model, dtype="fp32").codec, Scene(assets(args.data))
     rng, parts = np.random.default_rng((args.seed, 7)), []
     for start in range(0, args.pictures, 200):
-        frames, mask, numbers, places = sample(scene, rng, 200)
+        frames, mask, numbers, places = sample(scene, rng, min(200, args.pictures - start))
         with torch.autocast("cpu", torch.bfloat16):
             z = net.features(to_input(frames)).float()
         patches = F.pixel_unshuffle(z, PATCH).flatten(2).transpose(1, 2)
