@@ -47,7 +47,7 @@ def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window, nodes=0)
     laws = rows * window * plan.vocab * item_size + LAWS * batch * window * plan.vocab * FLOAT
     if nodes:
         laws += batch * (token_places(plan.vocab) + window) * plan.vocab * FLOAT
-    records = batch * window * RECORDS * 8 * FLOAT
+    records = batch * window * RECORDS[-1] * 8 * FLOAT
     hidden = rows * window * (4 * cfg.dim + 2 * cfg.ffn) * item_size
     return cache + laws + records + hidden
 

@@ -7,7 +7,7 @@ decoding any draft is legal, so this costs no model row, needs no law and cannot
 
 import numpy as np
 
-RECORDS = 16  # answers remembered a position
+RECORDS = 12, 16  # answers remembered a position; with those that a tree's nodes give it
 ROUNDS = 8  # how far to the right a change may travel within one refresh
 
 
@@ -24,14 +24,16 @@ class TrajectoryMemory:
         self.offsets = np.array([distance for distance, _ in offsets])
         self.weights = np.array([weight for _, weight in offsets], dtype=np.float32)
         self.full = float(self.weights.sum())  # agreement of a context that was seen before
-        shape = (batch, capacity + 1, RECORDS)  # the last place takes what belongs to no position
+        self.records = RECORDS[runners > 0]
+        shape = (batch, capacity + 1, self.records)  # the last place takes what belongs to no position
         self.contexts = np.full((*shape, len(offsets)), -2, dtype=np.int32)
         self.answers = np.zeros(shape, dtype=np.int32)
         self.runners = np.zeros((*shape, runners), dtype=np.int32)
         self.gaps = np.full((*shape, runners), np.inf, dtype=np.float32)
         self.turn = np.zeros((batch, capacity + 1), dtype=np.int64)  # record that is written next
-        age = (np.arange(RECORDS)[:, None] - 1 - np.arange(RECORDS)) % RECORDS  # [turn, record]
-        self.recency = 1e-3 * (1 - age / RECORDS).astype(np.float32)
+        record = np.arange(self.records)
+        age = (record[:, None] - 1 - record) % self.records  # [turn, record]
+        self.recency = 1e-3 * (1 - age / self.records).astype(np.float32)
         self.capacity = capacity
 
     @staticmethod
@@ -80,13 +82,13 @@ class TrajectoryMemory:
         rows, places = place = self.place(positions, valid)
         turn = self.turn[place]
         if runners is not None:  # a window's positions differ; those of a tree's nodes need not
-            turn = (turn + _rank(places)) % RECORDS
+            turn = (turn + _rank(places)) % self.records
         self.contexts[rows, places, turn] = context
         self.answers[rows, places, turn] = answers
         if runners is not None:
             self.runners[rows, places, turn] = runners
             self.gaps[rows, places, turn] = gaps
-        self.turn[place] = (turn + 1) % RECORDS
+        self.turn[place] = (turn + 1) % self.records
 
     def agreement(self, contexts, recency, now):
         """How well records [B, W, R, C] agree with the neighbours `now` [B, W, C]; recent ones win ties."""

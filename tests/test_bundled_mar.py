@@ -60,7 +60,8 @@ def test_the_codec_is_that_of_the_bundled_model(pair):
 
 
 def test_a_pair_without_the_bundled_file_says_what_is_missing(tmp_path):
-    copy = tmp_path / "mar.safetensors"
+    copy = tmp_path / "far" / "off" / "mar.safetensors"  # folders nearby are looked into
+    copy.parent.mkdir(parents=True)
     copy.write_bytes(SHIPPED["mar"].read_bytes())
     with pytest.raises(UserError, match=r"MISSING.*model\.safetensors.*install the pack again"):
         load_model(copy)

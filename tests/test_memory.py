@@ -23,7 +23,7 @@ class PlainMemory:
     def record(self, tokens, answers):
         for j, answer in answers.items():
             self.records.setdefault(j, []).append((self.context(tokens, j), answer))
-            self.records[j] = self.records[j][-RECORDS:]
+            self.records[j] = self.records[j][-RECORDS[0]:]
 
     def recall(self, tokens, positions):
         for _ in range(ROUNDS):
@@ -50,7 +50,7 @@ def test_against_the_plain_one(strides, seed):
     memory.enter(positions, valid)
     tokens = np.zeros((1, LENGTH + 1), dtype=np.int64)
     changed = 0
-    for _ in range(RECORDS + 6):
+    for _ in range(RECORDS[0] + 6):
         fed = [rng.randrange(3) for _ in range(LENGTH)]
         answers = [rng.randrange(3) for _ in range(LENGTH)]
         behind = rng.randrange(LENGTH)
