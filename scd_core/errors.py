@@ -19,3 +19,17 @@ class UserError(ValueError):
 def ran_out(error):
     """Does an exception mean that memory was short? Devices other than CUDA's have no class of their own for it."""
     return isinstance(error, OutOfMemory) or any(words in str(error) for words in RAN_OUT)
+
+
+def or_what_fits(work, advice):
+    """work(), or `OutOfMemory` with the sentence of advice() where memory was short.
+
+    The advice is asked for outside of the handler: the error holds the frames that hold the tensors of the work.
+    """
+    try:
+        return work()
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        short = str(error).partition("\n")[0]
+    raise OutOfMemory(f"{advice()} ({short})")

@@ -7,7 +7,7 @@ import torch
 
 from .acceptance import DEFAULT_METHOD, METHODS
 from .budget import advice, free_bytes, heads_bytes, sampler_bytes
-from .errors import OutOfMemory, UserError, ran_out
+from .errors import UserError, or_what_fits
 from .law import LawSettings
 from .layout import inputs_of_pass
 from .loop import Settings, decode
@@ -138,21 +138,22 @@ def generate(decoder, family, prompt, negative=None, request=None, kept=None, de
     plan = family.plan(size)
     streams = family.streams(prompt, negative, plan)
     notes = list(prompt.notes) + (list(negative.notes) if negative is not None else [])
-    window, nodes, short = min(request.window or LENGTHS[-1], plan.length), request.nodes, None
-    try:
+    window, nodes = min(request.window or LENGTHS[-1], plan.length), request.nodes
+
+    def draw():
+        nonlocal window, nodes
         window, nodes = choose_shape(
             decoder, family, plan, streams, request.method, request.batch, law, device, request.window,
             METHODS[request.method].nodes(request.nodes, request.memory),
         )
         settings = _settings(request, law, window, nodes)
-        tokens, report = decode(decoder, family, plan, streams, settings, kept, device, callback, keep_on=keep_on)
-    except RuntimeError as error:
-        if not ran_out(error):
-            raise
-        short = str(error).partition("\n")[0]
-    if short is not None:  # outside of the handler: the error held the frames that hold the run's tensors
+        return decode(decoder, family, plan, streams, settings, kept, device, callback, keep_on=keep_on)
+
+    def advised():
         tried = replace(request, window=window, nodes=nodes)
-        raise OutOfMemory(f"{_what_fits(decoder, family, plan, streams, tried, law, device)} ({short})")
+        return _what_fits(decoder, family, plan, streams, tried, law, device)
+
+    tokens, report = or_what_fits(draw, advised)
     codes = plan.codes(tokens)
     if report.stopped is not None and plan.frames > 1:
         codes = codes[:, : max(1, report.whole_frames)]

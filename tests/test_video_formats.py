@@ -310,18 +310,18 @@ def test_whole_number_samples_sound_like_floats(dtype, middle, half, tmp_path):
 # ---- memory ---------------------------------------------------------------------------------------------
 
 GROWTH = """
-import json, pathlib, re, sys, torch
-sys.path.insert(0, sys.argv[1])
+import json, pathlib, sys, torch
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]
+from memory_run import memory
 from scd_core.video import FORMATS, write_frames
-folder, count, status = pathlib.Path(sys.argv[2]), int(sys.argv[3]), pathlib.Path("/proc/self/status")
-most = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1]) << 10  # getrusage would count the parent
+folder, count = pathlib.Path(sys.argv[2]), int(sys.argv[3])
 frame = torch.rand(8, 8, 3, generator=torch.Generator().manual_seed(0))
 frame = frame.repeat_interleave(32, 0).repeat_interleave(32, 1)
 for fmt, held in json.loads(sys.argv[4]):
-    peaks, pictures = [most()], []
+    peaks, pictures = [memory("VmHWM")], []
 
     def progress(done, total):
-        peaks.append(most())
+        peaks.append(memory("VmHWM"))
         if held:
             pictures.append(frame.mul(255).byte())
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ..budget import free_bytes
-from ..errors import OutOfMemory, UserError, ran_out
+from ..errors import UserError, or_what_fits
 from ..origin import fingerprint, origin
 from .cspd import MODES
 from .diffusion import TRAINED, Diffusion
@@ -308,19 +308,15 @@ def sample(net, family, prompt, settings=None, draft=None, device="cpu", callbac
         OutOfMemory: torch's own class, with what would fit.
     """
     check_pair(family, draft and draft[1])
-    settings, short = resolve(settings or Settings(), family), None
+    settings = resolve(settings or Settings(), family)
     nets = (net, draft and draft[0])
-    try:
+
+    def drawn():
         run = Run(nets, family, prompt, settings, device, callback, poll)
         run.loop(keep_on)
-        latents = run.latents()
-    except RuntimeError as error:
-        if not ran_out(error):
-            raise
-        short = str(error).partition("\n")[0]
-    if short is not None:  # outside of the handler: the error held the frames that hold the run's tensors
-        run = None
-        raise OutOfMemory(f"{_what_fits(nets, settings, device)} ({short})")
+        return run, run.latents()
+
+    run, latents = or_what_fits(drawn, lambda: _what_fits(nets, settings, device))
     report = run.report(latents)
     report.origin = origin(net, family, device, prompt)
     if draft is not None:

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import torch
-from checks_common import drawn, ready, replaced
+from checks_common import drawn, previews_whatever_they_take, ready, replaced
 
 
 def pictures(inside):
@@ -25,7 +25,7 @@ def check_previews_change_no_token(inside):
     for widgets in runs:
         without = drawn(inside, model, positive, seed=4, **widgets)[0].codes
         inside.progress.clear()
-        with replaced(module, "INTERVAL", 0.0), replaced(module, "FIRST", 0.0), replaced(module, "SHARE", 1e9):
+        with previews_whatever_they_take(inside), replaced(module, "INTERVAL", 0.0), replaced(module, "FIRST", 0.0):
             shown, report, _ = drawn(inside, model, positive, seed=4, **{**widgets, "preview": "auto"})
         assert (shown.codes == without).all(), widgets
         assert len(pictures(inside)) == int(report.split(" tokens in ")[1].split()[0]), "one a pass"
