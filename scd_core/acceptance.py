@@ -49,8 +49,10 @@ class Verdict:
         return self.best.max(-1)
 
     def broken(self):
-        """bool [B, W]: rows whose logits were not finite."""
-        return (self.p[..., 0] if self.gumbel is None else self.top.values) * 0 != 0
+        """bool [B, W]: rows whose logits were not finite (then every probability is NaN)."""
+        if self.gumbel is None:
+            return self.p[..., 0].isnan()
+        return self.top.values * 0 != 0
 
     def ratio(self, capped=True):
         """p/q of the drafts, fp32 [B, W]; capped at 1."""

@@ -8,6 +8,7 @@ against 45 % by the old law alone. Drafts of the chain stay as they are: there t
 """
 
 import numpy as np
+import torch
 
 from .ring import Ring
 
@@ -61,7 +62,7 @@ class LawBank:
         last[rows, places] = lane
         valid &= last[rows, places] == lane  # of rows with one place the last one counts
         known = laws.new_tensor(np.where(self.token[rows, places] == tokens, NEWEST, 1.0))
-        self.behind.write(tokens, self.behind.read(tokens).lerp_(laws, known[..., None]), valid)
+        self.behind.write(tokens, torch.lerp(self.behind.read(tokens), laws, known[..., None]), valid)
         self.token[rows, self._places(tokens, valid)] = tokens
 
     def _columns(self, left, valid):

@@ -13,11 +13,12 @@ import io
 import json
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 
 from . import shell_continuous
 from .errors import UserError
@@ -25,7 +26,7 @@ from .generate import check_request
 from .models.load import load_model, open_model
 from .shell import draw, frames_of, model_path, request_of, stem_of, suffix_of, usable_device, write
 
-RESULTS = "results.jsonl"
+RESULTS, LOCK = "results.jsonl", ".batch.lock"
 SEEDS = 1 << 64
 OF_THE_RUN = ("model", "dtype", "device")  # options that all rows share
 YES, NO = ("1", "yes", "true", "on", "x"), ("0", "no", "false", "off")
@@ -323,9 +324,35 @@ def run(args, parser, tell=lambda done, total, failed: None):
     Raises:
         UserError: no such list or model, Ray is missing. OSError: the folder cannot be written.
     """
-    rows, summary = read_rows(args.prompts, args, parser), Summary()
+    rows = read_rows(args.prompts, args, parser)
     open_model(model_path(args.model)).source.close()  # or all rows would fail
-    results = Results(args.out)
+    with alone(args.out):
+        return _draw(rows, Results(args.out), args, parser, tell)
+
+
+@contextmanager
+def alone(folder):
+    """While a batch writes into a folder no other one does: each would take the other's files for leftovers."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(Path(folder) / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        told = f"another batch is writing into '{folder}': wait until it is done, or name another folder with --out"
+        raise UserError(told) from error
+    except NotImplementedError:
+        pass  # some network folders know no locks
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # first, while nobody else can have it; some systems keep open files
+            (Path(folder) / LOCK).unlink()
+        lock.release()
+
+
+def _draw(rows, results, args, parser, tell):
+    """`run` for rows that were read and a folder that is open."""
+    summary = Summary()
     total = sum(len(row.samples) for row in rows if row.args is not None)
     todo = []
     for row in rows:

@@ -62,11 +62,11 @@ class LineRing(Ring):
         self._number(count)
 
     def _number(self, count):
-        self.count, self.capacity, self._asked = count, count * self.span, (None, None)
+        self.count, self.capacity, self._asked = count, count * self.span, (None, None, None)
         self.fold = self.lines.line % count * self.span + self.lines.offset % self.span
 
-    def _place(self, positions, valid=None):
-        return super()._place(self.fold[positions], valid)
+    def _fold(self, positions):
+        return self.fold[positions]
 
     def fit(self, count, newest):
         """Make room for `count` rows at a time.

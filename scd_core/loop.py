@@ -12,7 +12,7 @@ Source: SJD (arXiv 2410.01699) and SCD (arXiv 2510.24211); seed-exact is describ
 """
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,17 +21,18 @@ from .acceptance import METHODS, Verdict
 from .drafting import STARTS, automatic_start, stride_of
 from .errors import UserError
 from .law import token_scores
-from .layout import Rows, context_columns, keeps_law
+from .layout import Rows
 from .layout_state import LineFrontier
 from .models.session import Session, fixed_shapes
 from .noise import Noise
 from .partial import complete
 from .proactive import Guesses
-from .report import DecodeReport, token_hash
+from .relax import loosened
+from .report import report_of
 from .settings import Clock, Progress, Settings
 from .spatial import Forecast, check_spatial
 from .state import Frontier, WindowState
-from .tree import GAP_SCALE, RUNNERS, DraftTree, runners_of
+from .tree import RUNNERS, DraftTree, runners_of
 
 
 class Run:
@@ -60,34 +61,37 @@ class Run:
         self.nodes = method.nodes(settings.nodes, settings.memory) if self.window > 1 else 0
         if method.proactive:
             self.nodes = min(self.nodes, plan.vocab - 1)
-        if not self.active:
-            return
+        if self.active:
+            self.prefill(decoder, streams[:1] if settings.law.cfg == 1 else list(streams), fixed)
+
+    def prefill(self, decoder, streams, fixed):
+        """Run the prompt and the given tokens in front of the first free one; then make room for the windows."""
+        plan, settings, method, device = self.plan, self.settings, self.method, self.device
         order = [s.sample for s in self.active]
-        streams = streams[:1] if settings.law.cfg == 1 else list(streams)
+        given = fixed[order]
         prefix = min(int(s.free[0]) for s in self.active)
         for s in self.active:
             s.begin(prefix)
+        # a given prefix is prefilled when a sample runs alone: in company its laws stay unknown all the same
+        self.longer_prefix = any(s.free[0] > prefix for s in self.active)
         self.clock.lap("rest")
-        self.session = Session(decoder, family, plan, streams, fixed[order], prefix, device, self.nodes)
+        self.session = Session(decoder, self.family, plan, streams, given, prefix, device, self.nodes)
         self.clock.lap("backbone")
-        noise = Noise(settings.seed, [settings.first_sample + b for b in order])
-        if method.layout != "window":
-            given = fixed[order].numpy()
+        given, noise = given.numpy(), Noise(settings.seed, [settings.first_sample + b for b in order], plan.length)
+        if method.layout == "window":
+            span = max(s.span(self.window) for s in self.active)
+            self.lanes = span if fixed_shapes(device) else 0  # 0: as many as a pass has
+            runners = RUNNERS if self.nodes and method.memory else 0
+            self.state = WindowState(plan, method, given, noise, span, self.stride, device, settings.memory, runners)
+            memory, bank = self.state.memory, self.state.bank
+            self.tree = DraftTree(self.nodes, memory, bank, bool(self.lanes)) if runners else None
+        else:
             forecast = None
             if method.heads:
-                heads = family.heads.load(decoder, device)
-                forecast = Forecast(heads, self.law, family.guidance, self.allowed)
+                heads = self.family.heads.load(decoder, device)
+                forecast = Forecast(heads, self.law, self.family.guidance, self.allowed)
             self.rows = Rows(plan, method, settings, self.window, self.start, given, noise, prefix, device, forecast)
             self.state, self.tree = self.rows.state, None
-            self.clock.lap("rest")
-            return
-        span = max(s.span(self.window) for s in self.active)
-        self.lanes = span if fixed_shapes(device) else 0  # 0: as many as a pass has
-        runners = RUNNERS if self.nodes and method.memory else 0
-        self.state = WindowState(
-            plan, method, fixed[order].numpy(), noise, span, self.stride, device, settings.memory, runners
-        )
-        self.tree = DraftTree(self.nodes, self.state.memory, self.state.bank, bool(self.lanes)) if runners else None
         self.clock.lap("rest")
 
     def step(self):
@@ -173,31 +177,21 @@ class Run:
         if relaxed is not None and self.allowed is not None:
             relaxed &= self.allowed[view.draft]  # a first draft may be any token, and a relaxation may like it
         hit = None if nodes is None else nodes.judge(view, token, kept)
-        packed = [token, redraft, kept.long(), view.broken().long()]
+        packed = [token, redraft, kept, view.broken()]
         if relaxed is not None:
-            packed += [view.draft, relaxed.long()]
+            packed += [view.draft, relaxed]
         if self.tree is not None:
             packed += runners_of(view.best)
-            self.deposit(view.scores, looked, valid, nodes)
+            state.deposit(view.scores, looked, valid, nodes)
         if hit is not None:
             packed.append(hit[:, None].expand_as(token))
-        # the pass's one host synchronisation
-        packed = torch.stack(packed).cpu().numpy()
+        packed = to_host(packed)
         if state.laws is not None:
-            # a given prefix is prefilled when a sample runs alone: in company its laws stay unknown all the same
-            own = positions >= np.array([s.free[0] for s in self.active])[:, None]
-            law = method.remember(view, token, kept)[:, : positions.shape[1]]
-            state.laws.write(positions, law, valid & own)
+            own = valid
+            if self.longer_prefix:
+                own = own & (positions >= np.array([s.free[0] for s in self.active])[:, None])
+            state.laws.write(positions, method.remember(view, token, kept)[:, : positions.shape[1]], own)
         return self.commit(packed, positions, valid, lane, sizes, nodes)
-
-    def deposit(self, scores, positions, valid, nodes):
-        """The laws of a pass, scores [A, W + M, V], go into the bank, with the tokens left of their positions."""
-        state, w = self.state, valid.shape[1]
-        left = state.tokens[np.arange(len(valid))[:, None], np.maximum(positions[:, :w] - 1, 0)]
-        left[positions[:, :w] == 0] = -1  # the prompt
-        if nodes is not None:
-            left, valid = np.concatenate([left, nodes.token], 1), np.concatenate([valid, nodes.live], 1)
-        state.bank.record(scores, positions, left, valid, w)
 
     def commit(self, packed, positions, valid, lane, sizes, nodes):
         """Write what the kernel decided: the committed prefix of every sample and its new drafts."""
@@ -212,11 +206,13 @@ class Run:
         # the last looked-at position always decides: kept or not, its token has the right law
         stands, before_last = kept.astype(bool) | ~free, lane < sizes - 1
         if self.method.relax is not None and len(packed) > 4:
-            stands, token = self.loosen(stands, before_last, token, *packed[4:6, :, :w])
+            draft, relaxed = packed[4:6, :, :w]
+            extra = loosened(stands, before_last, relaxed.astype(bool), self.active, self.settings.relax_budget)
+            stands, token = stands | extra, np.where(extra, draft, token)
         n = np.logical_and.accumulate(stands & before_last, 1).sum(1) + 1
         new = np.where(free, np.where(lane >= n[:, None], redraft, token) + state.base, fixed)
         if state.memory is not None:
-            self.remember(packed, new, positions, valid, nodes)
+            state.remember(packed, new, positions, valid, nodes)
         if nodes is not None:
             told = packed[0, :, w:] + state.base if self.tree is not None else packed[-1, :, 0]
             n, taken = nodes.follow(n, positions[:, 0], new, told, state.fixed)
@@ -227,42 +223,6 @@ class Run:
         if state.memory is not None:
             state.memory.recall(state.tokens, positions, valid & behind & free)
         return n.tolist()
-
-    def loosen(self, stands, before_last, token, draft, relaxed):
-        """Let the relaxation commit drafts that the exact rule rejects, within each sample's budget.
-
-        Returns:
-            (stands, token) with those drafts in them.
-        """
-        extra, budget = relaxed.astype(bool) & ~stands & before_last, self.settings.relax_budget
-        used = np.array([s.relaxed for s in self.active])[:, None]
-        if budget >= 0:
-            extra &= used + np.cumsum(extra, 1) <= budget
-        stands = stands | extra
-        n = np.logical_and.accumulate(stands & before_last, 1).sum(1, keepdims=True)
-        for s, count in zip(self.active, (extra & (np.arange(extra.shape[1]) < n)).sum(1)):
-            s.relaxed += int(count)
-        return stands, np.where(extra, draft, token)
-
-    def remember(self, packed, answers, positions, valid, nodes):
-        """What every row answered goes into the memory, with its runners-up where a tree will ask for them."""
-        state, w = self.state, positions.shape[1]
-        ids = scores = None
-        if self.tree is not None:
-            ids = np.moveaxis(packed[4 : 4 + RUNNERS], 0, -1) + state.base
-            scores = np.moveaxis(packed[4 + RUNNERS :], 0, -1) / GAP_SCALE
-        context = state.memory.context(state.tokens, positions)
-        if nodes is None:
-            return state.memory.record(context, answers, positions, valid, ids, scores)
-        answers = np.concatenate([answers, packed[0, :, w:] + state.base], 1)
-        state.memory.record(
-            np.concatenate([context, nodes.context], 1),
-            answers,
-            np.concatenate([positions, nodes.position + 1], 1),
-            np.concatenate([valid, nodes.live], 1),
-            ids,
-            scores,
-        )
 
     def finish(self, counts):
         """Move the frontiers; let finished samples leave the batch."""
@@ -325,44 +285,11 @@ class Run:
             f"{sample.sample + 1}, computing in {dtype}: load the model with weight dtype bf16 or fp32"
         )
 
-    @property
-    def lossless(self):
-        method, settings = self.method, self.settings
-        if self.stopped is not None:
-            return False
-        if method.layout != "window":
-            return keeps_law(method, self.plan, settings.row_context, settings.rounds, settings.block_rows)
-        return method.lossless or (method.relax is not None and self.strength == 0)
-
-    def report(self):
-        settings = {**asdict(self.settings), **asdict(self.law), "window": self.window, "start": self.start_name}
-        settings.pop("law")
-        settings["memory"] = bool(self.settings.memory and self.method.memory and not self.method.sequential)
-        settings["nodes"] = self.nodes
-        settings["relax"] = self.strength if self.method.relax is not None else 0.0
-        layout, settings["layout"] = self.method.layout, self.method.layout
-        context = context_columns(self.method, self.plan, self.settings.row_context)
-        settings["row_context"] = context if layout == "rows" else None
-        settings["rounds"] = self.settings.rounds if layout == "row-block" else None
-        settings["block_rows"] = self.settings.block_rows if layout == "row-block" else None
-        cells = self.plan.cells.numpy() >= 0
-        visits = np.stack([s.visits[cells] for s in self.samples])
-        return DecodeReport(
-            method=self.settings.method,
-            settings=settings,
-            tokens=sum(len(s.free) for s in self.samples),
-            passes=self.passes,
-            per_sample=[len(s.per_pass) for s in self.samples],
-            accepted=[list(s.per_pass) for s in self.samples],
-            visits=visits.reshape(len(visits), self.plan.frames, self.plan.rows, self.plan.cols),
-            seconds=self.clock.seconds,
-            lossless=self.lossless,
-            relaxed=[s.relaxed for s in self.samples],
-            dtype=str(self.session.dtype).removeprefix("torch.") if self.passes else "none",
-            sha256_tokens=token_hash(self.result),
-            stopped=self.stopped,
-            whole_frames=self.whole_frames,
-        )
+def to_host(tensors):
+    """Whole numbers and bools of one shape -> int64 array [len(tensors), ...]: the pass's one host synchronisation."""
+    if tensors[0].device.type == "cpu":
+        return np.stack([t.numpy() for t in tensors])
+    return torch.stack([t.long() for t in tensors]).cpu().numpy()
 
 
 @torch.inference_mode()
@@ -392,4 +319,4 @@ def decode(decoder, family, plan, streams, settings: Settings, kept=None, device
         raise UserError(f"unknown draft start {settings.start!r}: choose auto or one of {', '.join(STARTS)}")
     run = Run(decoder, family, plan, streams, settings, kept, device, method or METHODS[settings.method])
     run.loop(callback, keep_on)
-    return run.result, run.report()
+    return run.result, report_of(run)

@@ -35,6 +35,7 @@ class TrajectoryMemory:
         age = (record[:, None] - 1 - record) % self.records  # [turn, record]
         self.recency = 1e-3 * (1 - age / self.records).astype(np.float32)
         self.capacity = capacity
+        self._asked = None, None
 
     @staticmethod
     def neighbours(row_stride, frame_stride):
@@ -51,25 +52,33 @@ class TrajectoryMemory:
             store[target] = store[source]
 
     def place(self, positions, valid):
-        """Index arrays (rows [B, 1], places [B, W]) of positions in the ring."""
-        rows = np.arange(len(positions))[:, None]
-        return rows, np.where(valid, positions % self.capacity, self.capacity)
+        """Ring places int [B, W] of positions: indices into the stores, their first two axes taken as one."""
+        places = np.where(valid, positions % self.capacity, self.capacity)
+        return places + np.arange(len(positions))[:, None] * (self.capacity + 1)
 
     def enter(self, positions, valid):
         """Forget what the ring places of newly entered positions served before."""
-        self.contexts[self.place(positions, valid)] = -2
+        flat(self.contexts)[self.place(positions, valid)] = -2
 
     def context(self, tokens, positions):
         """Neighbour tokens int32 [B, W, C] of positions [B, W]; -1 left of the sequence."""
-        return self._look(tokens, *self._where(positions))
+        return self._look(tokens, *self._where(tokens, positions))
 
-    def _where(self, positions):
-        where = positions[..., None] - self.offsets
-        return np.arange(len(positions))[:, None, None], np.maximum(where, 0), where < 0
+    def _where(self, tokens, positions):
+        """(indices of the neighbours in flat `tokens`, bool of those left of the sequence or None), both [B, W, C]."""
+        asked, answer = self._asked
+        if asked is not positions:  # a pass asks about its window when it records and again when it recalls
+            where = positions[..., None] - self.offsets
+            outside = where < 0
+            where = np.maximum(where, 0) + np.arange(len(positions))[:, None, None] * tokens.shape[1]
+            answer = where, outside if outside.any() else None
+            self._asked = positions, answer
+        return answer
 
-    def _look(self, tokens, rows, where, outside):
-        found = tokens[rows, where]
-        found[outside] = -1
+    def _look(self, tokens, where, outside):
+        found = tokens.reshape(-1).take(where)
+        if outside is not None:
+            found[outside] = -1
         return found
 
     def record(self, context, answers, positions, valid, runners=None, gaps=None):
@@ -79,16 +88,17 @@ class TrajectoryMemory:
             positions, valid: [B, W]; with runners a position may occur more than once.
             runners, gaps: next best candidates [B, W, K] and how far their scores lie below the answer's.
         """
-        rows, places = place = self.place(positions, valid)
-        turn = self.turn[place]
+        place = self.place(positions, valid)
+        turn = self.turn.reshape(-1)[place]
         if runners is not None:  # a window's positions differ; those of a tree's nodes need not
-            turn = (turn + _rank(places)) % self.records
-        self.contexts[rows, places, turn] = context
-        self.answers[rows, places, turn] = answers
+            turn = (turn + _rank(place)) % self.records
+        entry = place * self.records + turn
+        flat(self.contexts, 3)[entry] = context
+        self.answers.reshape(-1)[entry] = answers
         if runners is not None:
-            self.runners[rows, places, turn] = runners
-            self.gaps[rows, places, turn] = gaps
-        self.turn[place] = (turn + 1) % self.records
+            flat(self.runners, 3)[entry] = runners
+            flat(self.gaps, 3)[entry] = gaps
+        self.turn.reshape(-1)[place] = (turn + 1) % self.records
 
     def agreement(self, contexts, recency, now):
         """How well records [B, W, R, C] agree with the neighbours `now` [B, W, C]; recent ones win ties."""
@@ -96,10 +106,13 @@ class TrajectoryMemory:
         return (same.reshape(-1, same.shape[-1]) @ self.weights).reshape(same.shape[:-1]) + recency
 
     def best(self, place, now):
-        """(record int [B, W], its agreement [B, W]) that fits the neighbours `now` best."""
-        score = self.agreement(self.contexts[place], self.recency[self.turn[place]], now)
+        """(entry int [B, W], its agreement [B, W]) of the records at `place` that fits the neighbours `now` best.
+
+        An entry is an index into the stores, their first three axes taken as one.
+        """
+        score = self.agreement(flat(self.contexts)[place], self.recency[self.turn.reshape(-1)[place]], now)
         record = score.argmax(-1)
-        return record, score.max(-1)
+        return place * self.records + record, score.max(-1)
 
     def recall(self, tokens, positions, valid):
         """Refine the drafts of `positions`, whose left neighbours may have changed in this pass.
@@ -108,18 +121,24 @@ class TrajectoryMemory:
             tokens: int64 [B, N+1] holding the newest drafts; refined in place.
             valid: bool [B, W]; other positions are left alone.
         """
-        place = self.place(positions, valid)
-        contexts, answers, recency = self.contexts[place], self.answers[place], self.recency[self.turn[place]]
+        place, row = self.place(positions, valid), tokens.shape[1]
+        contexts, answers = flat(self.contexts)[place], flat(self.answers)[place].reshape(-1)
+        recency = self.recency[self.turn.reshape(-1)[place]]
         # surplus lanes repeat the last position: the spare column keeps them from undoing its own lane
-        target = (place[0], np.where(valid, positions, tokens.shape[1] - 1))
-        look, old = self._where(positions), tokens[target]
-        rows, lanes = place[0], np.arange(old.shape[1])
+        target = np.where(valid, positions, row - 1) + np.arange(len(positions))[:, None] * row
+        drafts, look = tokens.reshape(-1), self._where(tokens, positions)
+        old, first = drafts[target], np.arange(place.size).reshape(place.shape) * self.records
         for _ in range(ROUNDS):
             record = self.agreement(contexts, recency, self._look(tokens, *look)).argmax(-1)
-            new = np.where(valid, answers[rows, lanes, record], old)
+            new = np.where(valid, answers.take(first + record), old)
             if (new == old).all():
                 break
-            tokens[target] = old = new
+            drafts[target] = old = new
+
+
+def flat(store, axes=2):
+    """A view of `store` with its first axes taken as one: a single index array is much the fastest way in."""
+    return store.reshape(-1, *store.shape[axes:])
 
 
 def _rank(places):

@@ -12,6 +12,9 @@ import torch
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# arrays, because making them of numbers would take longer than using them
+_S30, _S27, _S31, _S41, _U1, _U2, _STEP = (np.array(x, dtype=np.uint64) for x in (30, 27, 31, 41, _M1, _M2, GOLDEN))
+_HALF, _GRID = np.array(0.5, dtype=np.float32), np.array(2.0**-23, dtype=np.float32)
 
 # one constant a use; a stream is never used for two decisions
 GUMBEL, ACCEPT, RESIDUAL, REDRAW, START, LAST = (0xA24BAED4963EE407 * k & MASK for k in range(1, 7))
@@ -29,9 +32,12 @@ def _signed(x):
 
 def mix(x):
     """SplitMix64 finaliser on a uint64 array (arithmetic wraps)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_M1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> _S30)
+    x *= _U1
+    x ^= x >> _S27
+    x *= _U2
+    x ^= x >> _S31
+    return x
 
 
 def mix_tensor(x):
@@ -53,24 +59,39 @@ class Noise:
     Args:
         seed: 0 .. 2**64-1.
         samples: sample numbers of the rows (row k of a batch equals the single run with sample number k).
+        length: the keys of positions below it are made once for all passes.
     """
 
-    def __init__(self, seed, samples):
+    def __init__(self, seed, samples, length=0):
         keys = np.array([s * GOLDEN & MASK for s in samples], dtype=np.uint64)
         self.keys = mix(mix(keys + np.uint64(seed ^ 0x6A09E667F3BCC909)) + np.uint64(GOLDEN))
+        self.length, self._kept = length, {}
 
     def move(self, source, target):
         self.keys[target] = self.keys[source]
+        for key in self._kept.values():
+            key[..., target, :] = key[..., source, :]
 
-    def _key(self, stream, positions, passes=None):
+    def _key(self, stream, positions):
         """uint64 keys [B, M] for positions [B, M]; [S, B, M] for a sequence of S streams."""
         positions = np.asarray(positions).astype(np.uint64)
         stream = np.array(stream, dtype=np.uint64)
         if stream.ndim:
             stream = stream[:, None, None]
         key = mix(self.keys[: len(positions), None] ^ stream)
-        key = mix(key + (positions + np.uint64(1)) * np.uint64(GOLDEN))
-        return key if passes is None else mix(key + np.uint64((passes + 1) * 0xD1342543DE82EF95 & MASK))
+        return mix(key + (positions + np.uint64(1)) * np.uint64(GOLDEN))
+
+    def _pass_key(self, stream, positions, passes):
+        """The same, another one in every pass."""
+        if self.length:
+            stream = stream if isinstance(stream, int) else tuple(stream)
+            if stream not in self._kept:
+                everywhere = np.broadcast_to(np.arange(self.length), (len(self.keys), self.length))
+                self._kept[stream] = self._key(stream, everywhere)
+            key = self._kept[stream][..., np.arange(len(positions))[:, None], positions]
+        else:
+            key = self._key(stream, positions)
+        return mix(key + np.uint64((passes + 1) * 0xD1342543DE82EF95 & MASK))
 
     def uniform(self, stream, positions, passes=None):
         """One uniform a position.
@@ -83,8 +104,11 @@ class Noise:
         Returns:
             float32 array [B, M], strictly inside (0, 1).
         """
-        bits = mix(self._key(stream, positions, passes) + np.uint64(GOLDEN))
-        return ((bits >> np.uint64(41)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+        key = self._key(stream, positions) if passes is None else self._pass_key(stream, positions, passes)
+        u = (mix(key + _STEP) >> _S41).astype(np.float32)
+        u += _HALF
+        u *= _GRID
+        return u
 
     def gumbel(self, positions, vocab, device="cpu"):
         """Gumbel(0,1) vectors, fixed for a position.

@@ -8,6 +8,7 @@ Drafts behind the front never see it: they stay exactly coupled.
 Strength 0 is the exact rule, bit for bit; 1 stands for the constants of the published code or paper.
 """
 
+import numpy as np
 import torch
 
 BONUS, ALIGNED = 0.5, 0.65  # CSD: weight of the entropy in nats, largest total variation of aligned laws
@@ -60,3 +61,24 @@ def annealed(view, strength):
     place = torch.arange(view.draft.shape[1], device=view.p.device, dtype=torch.float32)
     weight = ((1 + MULTIPLIER * strength) * torch.exp(-DECAY * place)).clamp(min=1.0)
     return weight * view.ratio(capped=False)
+
+
+def loosened(stands, before_last, relaxed, samples, budget):
+    """Drafts that a relaxation commits although the exact rule rejects them, within each sample's budget.
+
+    Args:
+        stands, relaxed: bool [A, W] drafts that the exact rule keeps, that the relaxation would commit.
+        before_last: bool [A, W] lanes whose draft can be committed; those behind a sample's first failure are not.
+        samples: the A `Frontier`s, which count what was committed so. budget: of each, below 0: any number.
+
+    Returns:
+        bool [A, W]; lanes behind the first failure may be among them.
+    """
+    extra = relaxed & ~stands & before_last
+    if budget >= 0:
+        used = np.array([s.relaxed for s in samples])[:, None]
+        extra &= used + np.cumsum(extra, 1) <= budget
+    n = np.logical_and.accumulate((stands | extra) & before_last, 1).sum(1, keepdims=True)
+    for s, count in zip(samples, (extra & (np.arange(extra.shape[1]) < n)).sum(1)):
+        s.relaxed += int(count)
+    return extra

@@ -1,10 +1,11 @@
 """DecodeReport: what a run did, as numbers, as a dictionary and as a few lines for people."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from .layout import context_columns, keeps_law
 from .origin import in_words
 
 
@@ -127,6 +128,47 @@ class DecodeReport:
         if s.get("layout") == "rows":
             return "drafts keep outdated laws, as published"
         return f"{sum(self.relaxed)} of {self.tokens} tokens were taken by relaxation alone (strength {s['relax']})"
+
+
+def report_of(run):
+    """The `DecodeReport` of a `loop.Run` that has ended."""
+    settings, method, plan, samples = run.settings, run.method, run.plan, run.samples
+    told = {**asdict(settings), **asdict(run.law), "window": run.window, "start": run.start_name, "nodes": run.nodes}
+    told.pop("law")
+    told["memory"] = bool(settings.memory and method.memory and not method.sequential)
+    told["relax"] = run.strength if method.relax is not None else 0.0
+    told["layout"] = method.layout
+    told["row_context"] = context_columns(method, plan, settings.row_context) if method.layout == "rows" else None
+    for name in ("rounds", "block_rows"):
+        told[name] = getattr(settings, name) if method.layout == "row-block" else None
+    cells = plan.cells.numpy() >= 0
+    visits = np.stack([s.visits[cells] for s in samples])
+    return DecodeReport(
+        method=settings.method,
+        settings=told,
+        tokens=sum(len(s.free) for s in samples),
+        passes=run.passes,
+        per_sample=[len(s.per_pass) for s in samples],
+        accepted=[list(s.per_pass) for s in samples],
+        visits=visits.reshape(len(visits), plan.frames, plan.rows, plan.cols),
+        seconds=run.clock.seconds,
+        lossless=_keeps_law(run),
+        relaxed=[s.relaxed for s in samples],
+        dtype=str(run.session.dtype).removeprefix("torch.") if run.passes else "none",
+        sha256_tokens=token_hash(run.result),
+        stopped=run.stopped,
+        whole_frames=run.whole_frames,
+    )
+
+
+def _keeps_law(run):
+    """Do the tokens of a `loop.Run` follow the model's law exactly?"""
+    method, settings = run.method, run.settings
+    if run.stopped is not None:
+        return False
+    if method.layout != "window":
+        return keeps_law(method, run.plan, settings.row_context, settings.rounds, settings.block_rows)
+    return method.lossless or (method.relax is not None and run.strength == 0)
 
 
 def plural(count, noun):

@@ -4,6 +4,8 @@ Whole numbers (tokens, positions, records) live on the host, where they cost nex
 vocabulary live on the device, in rings as long as the window.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -12,8 +14,15 @@ from .drafting import draft_laws, draft_tokens, source_positions
 from .memory import TrajectoryMemory
 from .noise import START
 from .ring import Ring
+from .tree import runners_in
 
-AHEAD = 16  # positions whose Gumbel noise is made at a time
+AHEAD = 16  # positions at least whose Gumbel noise is made at a time
+NUMBERS = 1 << 16  # numbers of it: about so many cost a CPU little more than one does
+
+
+def ahead(vocab):
+    """Positions whose Gumbel noise is made at a time."""
+    return max(AHEAD, NUMBERS // vocab)
 
 
 class Frontier:
@@ -77,8 +86,11 @@ class WindowState:
         everywhere = np.broadcast_to(np.arange(n + 1), self.fixed.shape)
         self.chance = noise.uniform(START, everywhere)  # of first drafts
         uniform = 1.0 / plan.vocab  # a law that was never computed (a kept cell) reads as uniform
-        self.laws = Ring(batch, span + reach, plan.vocab, device, uniform) if method.needs_q else None
-        self.gumbels = Ring(batch, span + AHEAD, plan.vocab, device) if method.needs_gumbel else None
+        places, self.laws, self.gumbels = partial(Ring.roomy, length=n, width=plan.vocab), None, None
+        if method.needs_q:
+            self.laws = Ring(batch, places(span + reach), plan.vocab, device, uniform)
+        if method.needs_gumbel:
+            self.gumbels = Ring(batch, places(span + ahead(plan.vocab)), plan.vocab, device)
         self.noisy = None  # [B] positions below it have their noise
         self.memory = None
         if memory and method.memory:
@@ -97,8 +109,9 @@ class WindowState:
         done = self.noisy[: len(ends)]
         if (done >= ends).all():
             return
-        stops = np.minimum(ends + AHEAD, self.tokens.shape[1] - 1)
-        count = min(max(int((ends - done).max()), AHEAD), int((stops - done).max()))
+        more = ahead(self.vocab)
+        stops = np.minimum(ends + more, self.tokens.shape[1] - 1)
+        count = min(max(int((ends - done).max()), more), int((stops - done).max()))
         positions = done[:, None] + np.arange(count)
         self.gumbels.write(
             positions, self.noise.gumbel(positions, self.vocab, self.device), positions < stops[:, None]
@@ -146,3 +159,31 @@ class WindowState:
         for part in (self.laws, self.gumbels, self.memory, self.bank, self.noise):
             if part is not None:
                 part.move(source, target)
+
+    def remember(self, packed, answers, positions, valid, nodes):
+        """What every row of a pass answered goes into the memory, with its runners-up where a tree will ask for them.
+
+        Args:
+            packed: int64 [K, A, W + M] as `loop.Run.decide` packs it. answers: ids int64 [A, W] of the window.
+            positions, valid: [A, W]. nodes: M `Nodes` or None.
+        """
+        w, ids, gaps = positions.shape[1], None, None
+        if self.bank is not None:
+            columns, gaps = runners_in(packed[4:])
+            ids = columns + self.base
+        context = self.memory.context(self.tokens, positions)
+        if nodes is not None:
+            context = np.concatenate([context, nodes.context], 1)
+            answers = np.concatenate([answers, packed[0, :, w:] + self.base], 1)
+            positions = np.concatenate([positions, nodes.position + 1], 1)
+            valid = np.concatenate([valid, nodes.live], 1)
+        self.memory.record(context, answers, positions, valid, ids, gaps)
+
+    def deposit(self, scores, positions, valid, nodes):
+        """The laws of a pass, scores [A, W + M, V], go into the bank, with the tokens left of their positions."""
+        w = valid.shape[1]
+        left = self.tokens[np.arange(len(valid))[:, None], np.maximum(positions[:, :w] - 1, 0)]
+        left[positions[:, :w] == 0] = -1  # the prompt
+        if nodes is not None:
+            left, valid = np.concatenate([left, nodes.token], 1), np.concatenate([valid, nodes.live], 1)
+        self.bank.record(scores, positions, left, valid, w)

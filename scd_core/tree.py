@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from .memory import flat
 from .models.kv_cache import Visible
 
 GAP_SCALE = 4096.0  # gaps travel to the host as whole numbers
@@ -142,6 +143,12 @@ def runners_of(scores):
     """Runners-up of log p + G [A, R, V] as 2 * `RUNNERS` int64 tensors [A, R]: columns, then gaps to the best score."""
     columns, gaps = best_of(scores)
     return [*columns[..., 1:].unbind(-1), *gaps[..., 1:].unbind(-1)]
+
+
+def runners_in(packed):
+    """(columns int64, gaps float) [A, R, `RUNNERS`] of what `runners_of` gave, stacked on the host."""
+    columns, gaps = np.moveaxis(packed[: 2 * RUNNERS].reshape(2, RUNNERS, *packed.shape[1:]), 1, -1)
+    return columns, gaps / GAP_SCALE
 
 
 def others(tokens, gaps, taken):
@@ -282,12 +289,11 @@ class DraftTree:
         drafts: int64 [A, P] what the chain takes for the answer, if it is asked about the chain. ask: see `_children`.
         """
         memory = self.memory
-        place = memory.place(position, inside)
-        record, agreement = memory.best(place, context)
-        left = memory.contexts[(*place, record)][..., 0] == context[..., 0]
+        entry, agreement = memory.best(memory.place(position, inside), context)
+        left = flat(memory.contexts, 3)[entry][..., 0] == context[..., 0]
         known = np.where(agreement >= memory.full, 0, np.where(left, 1, 2))
-        answers = memory.answers[(*place, record)]
-        runners, gaps = memory.runners[(*place, record)], memory.gaps[(*place, record)]
+        answers = memory.answers.reshape(-1)[entry]
+        runners, gaps = flat(memory.runners, 3)[entry], flat(memory.gaps, 3)[entry]
         asked = self.bank.knows(position, context[..., 0], inside & (known == 2) & ask)
         if asked.any():
             ranked = torch.stack(best_of(self.bank.scores(position, context[..., 0], asked))).cpu().numpy()

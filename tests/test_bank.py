@@ -62,6 +62,18 @@ def test_it_is_a_dictionary_of_laws(entries, monkeypatch):
     assert told > 40
 
 
+def test_rows_that_do_not_count_change_nothing():
+    """Tokens that follow each other lie side by side in the bank of a single sample."""
+    laws, where = LawBank(1, VOCAB, BASE, SPAN, gumbels(1), "cpu"), np.array([[0, 1, 2]])
+    left = BASE + where
+    before, after = torch.randn(2, 1, 3, VOCAB)
+    laws.record(before, where, left, np.array([[True, True, True]]), 3)
+    kept = laws.behind.store.clone()
+    laws.record(after, where, left, np.array([[True, False, True]]), 3)
+    same = (laws.behind.store == kept).all(-1)[0, :3]
+    assert same.tolist() == [False, True, False]
+
+
 def test_a_finished_sample_takes_its_laws_along():
     laws, where = LawBank(2, VOCAB, BASE, SPAN, gumbels(2), "cpu"), np.array([[2], [2]])
     valid, left = np.array([[True], [True]]), np.array([[BASE + 1], [BASE + 2]])

@@ -222,6 +222,16 @@ def test_a_picture_is_there_whole_or_not_at_all(pencil, tmp_path, monkeypatch):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_folder_takes_one_batch_at_a_time(pencil, capsys, tmp_path):
+    path, out = table(tmp_path / "p.csv", ["prompt"], ["fox"]), tmp_path / "out"
+    with batch.alone(out):
+        (out / f".x.png{batch.PART}.1").write_bytes(b"of the other one")
+        assert draw(path, out) == 1
+        assert is_one_sentence(told := capsys.readouterr().err.strip()) and "another batch is writing" in told
+        assert (out / f".x.png{batch.PART}.1").exists() and not list(out.glob("*.png"))
+    assert draw(path, out) == 0 and len(list(out.glob("*.png"))) == 1 and not list(out.glob(".*"))
+
+
 # real pictures ------------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scd_pack.scd_core.coupling import gumbel_argmax, inverse_cdf, maximal
+from scd_pack.scd_core.coupling import gumbel_argmax, inverse_cdf, maximal, residual
 from scd_pack.scd_core.noise import Noise
 
 DRAWS = 1_000_000
@@ -74,6 +74,16 @@ def test_empty_residual_draws_from_p():
     assert not kept.any() and int(token) == 7
     token, kept = maximal(P.view(1, 1, -1), q.view(1, 1, -1), torch.tensor([[7]]), u, torch.tensor([[0.31]]))
     assert int(token) == 1
+
+
+@pytest.mark.parametrize("difference", [1e-12, 1e-6, 0.1])
+def test_no_uniform_reaches_a_token_without_residual(difference):
+    """The weight that stands in for an empty residual is out of reach beside one, however small that is."""
+    p = torch.tensor([0.3, 0.4, difference, 0.3 - difference, 0.0])
+    q = torch.tensor([0.3, 0.4, 0.0, 0.3, 0.0])
+    u = torch.tensor([2.0**-24, 2.0**-23, 0.5, 1 - 2.0**-24])
+    assert inverse_cdf(residual(p, q).expand(4, -1), u).tolist() == [2] * 4
+    assert float(residual(p, p)[4]) == 0 and (residual(p, p)[:4] > 0).all()
 
 
 def test_impossible_draft_is_rejected_for_sure(generator):

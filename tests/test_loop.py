@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from scd_pack.scd_core import loop
+from scd_pack.scd_core import loop, ring, state
 from scd_pack.scd_core.acceptance import METHODS
 from scd_pack.scd_core.errors import UserError
 from scd_pack.scd_core.law import LawSettings
@@ -164,9 +164,11 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_of_size_n_by_v_is_allocated(method):
-    """The longest tensor with a vocabulary axis has window + row places, not a sequence."""
+def test_nothing_of_size_n_by_v_is_allocated(method, monkeypatch):
+    """Where that would not be small: the longest tensor with a vocabulary axis has window + row places."""
     vocab, side, window, largest = 500, 20, 4, []
+    monkeypatch.setattr(ring, "EASY", window * vocab)
+    monkeypatch.setattr(state, "NUMBERS", window * vocab)
 
     class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):

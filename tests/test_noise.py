@@ -160,6 +160,19 @@ def test_move_carries_the_sample():
     assert torch.equal(noise.gumbel(positions[:2], 7), before[[2, 1]])
 
 
+@pytest.mark.parametrize("stream", [ACCEPT, (ACCEPT, RESIDUAL), [RESIDUAL]])
+def test_kept_keys_change_nothing(stream):
+    """A run keeps the keys of its positions for all passes, also when its samples change places or leave."""
+    plain, kept = Noise(9, [0, 1, 2]), Noise(9, [0, 1, 2], length=12)
+    positions = np.array([[0, 1, 11], [5, 6, 7], [11, 11, 3]])
+    for passes in (1, 2):
+        assert (plain.uniform(stream, positions, passes) == kept.uniform(stream, positions, passes)).all()
+    assert (plain.uniform(stream, positions) == kept.uniform(stream, positions)).all()
+    for noise in (plain, kept):
+        noise.move(2, 0)
+    assert (plain.uniform(stream, positions[:2], 3) == kept.uniform(stream, positions[:2], 3)).all()
+
+
 def test_global_generator_is_neither_read_nor_moved():
     state = torch.get_rng_state()
     a = Noise(3, [0]).gumbel(np.arange(5)[None], 7)

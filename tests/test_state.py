@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from scd_pack.scd_core import ring as ring_module
 from scd_pack.scd_core import state as module
 from scd_pack.scd_core.acceptance import METHODS
 from scd_pack.scd_core.drafting import STARTS
@@ -12,6 +13,7 @@ from scd_pack.scd_core.noise import Noise
 from scd_pack.scd_core.plan import TokenPlan
 from scd_pack.scd_core.ring import Ring
 from scd_pack.scd_core.state import AHEAD, Frontier, WindowState
+from scd_tests.toys import grid, run
 
 
 def test_ring_remembers_the_last_capacity_positions():
@@ -30,12 +32,46 @@ def test_ring_remembers_the_last_capacity_positions():
                 assert torch.equal(read[row, 0], want)
 
 
-def test_ring_read_is_a_copy_and_move_takes_a_row():
+@pytest.mark.parametrize("order", ["run", "ragged", "backwards", "gaps"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_ring_by_runs_and_by_index(batch, order):
+    """Windows that move over the ring's end, with and without surplus lanes: the same as a list of vectors."""
+    rng, capacity, length, kept = random.Random(batch), 7, 40, {}
+    ring = Ring(batch, capacity, 3, "cpu")
+    for front in range(length - 5):
+        positions = np.array([[front + k for k in range(5)] for _ in range(batch)])
+        if order == "ragged":
+            positions[-1] = np.minimum(positions[-1] + batch - 1, front + 3)
+        if order == "backwards":
+            positions = positions[:, ::-1].copy()
+        if order == "gaps":
+            positions[:, 2:] += 1
+        values, valid = torch.rand(batch, 5, 3), np.ones((batch, 5), dtype=bool)
+        if order == "ragged":
+            valid[-1] = positions[-1] < front + 3
+        elif rng.random() < 0.3:
+            valid[0, rng.randrange(5)] = False
+        ring.write(positions, values, valid)
+        for b, lane in zip(*np.nonzero(valid)):
+            kept[b, positions[b, lane] % capacity] = values[b, lane].clone()
+        for _ in range(2):  # the second answer comes from memory
+            read = ring.read(positions)
+            assert read.shape == (batch, 5, 3)
+            for b, lane in np.ndindex(batch, 5):
+                want = kept.get((b, positions[b, lane] % capacity), torch.zeros(3))
+                assert torch.equal(read[b, lane], want)
+
+
+def test_ring_of_one_sample_is_read_without_a_copy():
+    ring = Ring(1, 8, 2, "cpu")
+    inside, over = np.arange(3, 8)[None], np.arange(5, 10)[None]
+    assert ring.read(inside).data_ptr() == ring.store[0, 3].data_ptr()
+    assert ring.read(over).data_ptr() != ring.store[0, 5].data_ptr()
+
+
+def test_ring_moves_a_row():
     ring, one = Ring(2, 3, 2, "cpu"), np.array([[1], [1]])
     ring.write(one, torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]))
-    view = ring.read(one)
-    view[:] = 9
-    assert ring.read(one)[1, 0].tolist() == [3, 4]
     ring.move(1, 0)
     assert ring.read(one[:1])[0, 0].tolist() == [3, 4]
 
@@ -74,7 +110,7 @@ def test_frontier_walks_over_given_tokens(window, share):
 
 
 def test_span_is_no_larger_than_needed():
-    """The rings are as long as the widest window and no longer: [N, V] is never allocated."""
+    """Large rings are as long as the widest window and no longer."""
     fixed = np.full(1000, -1)
     assert Frontier(0, fixed).span(32) == 32
     fixed[10::11] = 3  # a row end after ten cells
@@ -101,8 +137,32 @@ def test_only_what_the_method_needs():
         assert (state.gumbels is not None) == method.needs_gumbel
         assert (state.memory is not None) == method.memory
         assert make(name, memory=False).memory is None
-    assert make("scd-gumbel", span=4, reach=5).laws.store.shape == (2, 4 + 5 + 1, 6)
-    assert make("scd-gumbel", span=4, reach=5).gumbels.store.shape == (2, 4 + AHEAD + 1, 6)
+
+
+def test_small_rings_have_room_and_large_ones_what_they_need(monkeypatch):
+    state = make("scd-gumbel", span=4, reach=5)
+    assert state.laws.capacity == state.gumbels.capacity == 20  # all there are
+    monkeypatch.setattr(ring_module, "EASY", 0)
+    assert make("scd-gumbel", span=4, reach=5).laws.capacity == 4 + 5
+    monkeypatch.setattr(module, "NUMBERS", 0)
+    assert make("scd-gumbel", span=3, reach=5).gumbels.capacity == 3 + AHEAD
+    assert module.ahead(16384) == AHEAD
+    monkeypatch.undo()
+    assert [module.ahead(v) for v in (1024, 4096, 65536)] == [64, 16, 16]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.heads])
+def test_the_room_of_the_rings_changes_nothing(method, batch, monkeypatch):
+    """Windows that wrap around in rings no longer than they must be draw what those in roomy ones draw."""
+    toy, told = grid(side=5, vocab=8, kappa=0.55), []
+    for easy, numbers, least in ((ring_module.EASY, module.NUMBERS, AHEAD), (0, 0, 2)):
+        monkeypatch.setattr(ring_module, "EASY", easy)
+        monkeypatch.setattr(module, "NUMBERS", numbers)
+        monkeypatch.setattr(module, "AHEAD", least)
+        out, report = run(toy, method, window=3, batch=batch, seed=4)
+        told.append((out.tolist(), report.per_sample))
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("method", ["seed-exact", "scd-gumbel"])
@@ -164,8 +224,10 @@ def test_drafts_drawn_on_the_device_come_back():
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "seed-exact", "scd-gumbel"])
-def test_every_position_of_a_window_has_its_own_noise(method):
+def test_every_position_of_a_window_has_its_own_noise(method, monkeypatch):
     """However frontiers run apart, and although noise is made some positions ahead in a ring."""
+    for name, value in (("EASY", 0), ("NUMBERS", 0), ("AHEAD", 3)):
+        monkeypatch.setattr(ring_module if name == "EASY" else module, name, value)
     rng, state, span = random.Random(1), make(method, span=4), 4
     start = np.array([0, 0])
     ends = np.minimum(start + span, 20)

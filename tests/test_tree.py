@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from scd_pack.scd_core import loop
 from scd_pack.scd_core.bank import LawBank
 from scd_pack.scd_core.memory import TrajectoryMemory
 from scd_pack.scd_core.models.session import Session
 from scd_pack.scd_core.plan import TokenPlan
 from scd_pack.scd_core.ring import Ring
-from scd_pack.scd_core.tree import RUNNERS, DraftTree, Nodes, runners_of
+from scd_pack.scd_core.tree import RUNNERS, DraftTree, Nodes, runners_in, runners_of
 from scd_tests.naive import Naive
 from scd_tests.test_identity import GUIDED, PLANS, SEED, kept_cells, same
 from scd_tests.toys import ToyFamily, draw, tiny_decoder, word_streams
@@ -177,10 +176,10 @@ def test_follow_walks_to_the_deepest_match():
 
 def test_runners_are_the_next_best():
     scores = torch.randn(2, 3, 40)
-    columns, gaps = (torch.stack(part, -1) for part in (runners_of(scores)[:RUNNERS], runners_of(scores)[RUNNERS:]))
+    columns, gaps = map(torch.from_numpy, runners_in(torch.stack(runners_of(scores)).numpy()))
     order = scores.argsort(-1, descending=True)
     assert torch.equal(columns, order[..., 1 : RUNNERS + 1])
     ranked = scores.gather(-1, order)
-    assert torch.allclose(gaps / loop.GAP_SCALE, ranked[..., :1] - ranked[..., 1 : RUNNERS + 1], atol=1e-3)
+    assert torch.allclose(gaps.float(), ranked[..., :1] - ranked[..., 1 : RUNNERS + 1], atol=1e-3)
     few = runners_of(torch.randn(1, 1, 3))
     assert len(few) == 2 * RUNNERS and int(few[-1]) == 1 << 30
