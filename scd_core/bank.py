@@ -28,20 +28,21 @@ class LawBank:
     Args:
         batch, vocab: samples and law columns. base: token id of the first column.
         span: positions alive at a time. gumbels: `Ring` of their noise.
+
+    Scores are kept up to a constant a law: only their order and differences matter.
     """
 
     def __init__(self, batch, vocab, base, span, gumbels, device):
-        self.vocab, self.base, self.gumbels = vocab, base, gumbels
-        self.at = Ring(batch, span, vocab, device)  # by position
-        self.behind = Ring(batch, token_places(vocab), vocab, device)  # by the token left of one
-        # whose law lies in a place; the last place takes what belongs to none
-        self.position, self.token = (np.full((batch, ring.capacity + 1), -1) for ring in (self.at, self.behind))
+        self.vocab, self.base, self.gumbels, self.span = vocab, base, gumbels, span
+        self.laws = None  # of the last pass, [A, R, V]
+        self.position, self.lane = np.full((2, batch, span + 1), -1)  # of its chain, by position modulo span
+        self.behind = Ring(batch, token_places(vocab), vocab, device)  # laws by the token left of a position
+        self.token = np.full((batch, self.behind.capacity + 1), -1)  # whose law lies in a place; the last one is spare
 
     def move(self, source, target):
-        self.at.move(source, target)
         self.behind.move(source, target)
-        for owner in (self.position, self.token):
-            owner[target] = owner[source]
+        for store in (self.laws, self.position, self.lane, self.token):
+            store[target] = store[source]
 
     def record(self, scores, positions, left, valid, lanes):
         """Remember the laws of a pass.
@@ -51,11 +52,11 @@ class LawBank:
             positions, left: int [A, R] what the rows answer, token ids they were fed. valid: bool [A, R].
             lanes: rows of the chain; they come first and are those that the positions' laws are taken from.
         """
-        laws = (scores - scores.amax(-1, keepdim=True)).clamp_(min=FLOOR)
+        self.laws = laws = torch.maximum(scores, scores.amax(-1, keepdim=True) + FLOOR)
         rows = np.arange(len(positions))[:, None]
-        chain, live = positions[:, :lanes], valid[:, :lanes]
-        self.at.write(chain, laws[:, :lanes], live)
-        self.position[rows, np.where(live, chain % self.at.capacity, self.at.capacity)] = chain
+        place = rows, np.where(valid[:, :lanes], positions[:, :lanes] % self.span, self.span)
+        self.position[:] = -1
+        self.position[place], self.lane[place] = positions[:, :lanes], np.arange(lanes)
         tokens, valid = self._columns(left, valid)
         places = self._places(tokens, valid)
         last, lane = np.empty_like(self.token), np.arange(places.shape[1])
@@ -78,12 +79,13 @@ class LawBank:
         """bool [A, P]: of the positions `asked` for, those with both laws, for the token id `left` of them."""
         rows = np.arange(len(positions))[:, None]
         tokens, asked = self._columns(left, asked)
-        here = self.position[rows, positions % self.at.capacity] == positions
+        here = self.position[rows, positions % self.span] == positions
         return asked & here & (self.token[rows, self._places(tokens, asked)] == tokens)
 
     def scores(self, positions, left, known):
         """Scores fp32 [K, V] on the device of the K positions that are `known`, in the order of `np.nonzero`."""
         rows, _ = picked = np.nonzero(known)
         positions, tokens = positions[picked], left[picked] - self.base
-        mean = self.at.pick(rows, positions).add_(self.behind.pick(rows, tokens)).mul_(0.5)
-        return mean.add_(self.gumbels.pick(rows, positions))
+        lanes = torch.from_numpy(rows * self.laws.shape[1] + self.lane[rows, positions % self.span])
+        here = self.laws.flatten(0, 1).index_select(0, lanes.to(self.laws.device))
+        return here.add_(self.behind.pick(rows, tokens)).mul_(0.5).add_(self.gumbels.pick(rows, positions))

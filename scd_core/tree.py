@@ -18,7 +18,7 @@ from .models.kv_cache import Visible
 
 GAP_SCALE = 4096.0  # gaps travel to the host as whole numbers
 RUNNERS = 12  # next best candidates kept of every answer
-DEPTH = 4  # nodes on a path
+DEPTH = 3  # nodes on a path; a fourth gains less than a hundredth
 ASKING = 2  # of them ask the bank, which costs a question to the device each; the later ones hardly gain by it
 REACH = 24  # chain positions that nodes may branch from
 # Chances, fitted to runs of the bundled model, by how well the memory knows a position's neighbours: all of them, the

@@ -35,11 +35,10 @@ def test_it_is_a_dictionary_of_laws(entries, monkeypatch):
         scores[:, 0, 3] = -np.inf  # a filter's
         laws.record(scores, positions, left, valid, lanes)
         for b in range(batch):
-            newest = {}
+            newest, at[b] = {}, {}
             for r in np.flatnonzero(valid[b]):
-                law = (scores[b, r] - scores[b, r].max()).clamp(min=FLOOR)
+                law = scores[b, r].clamp(min=scores[b, r].max() + FLOOR)
                 if r < lanes:
-                    at[b] = {p: v for p, v in at[b].items() if p % SPAN != positions[b, r] % SPAN}
                     at[b][positions[b, r]] = law
                 token = left[b, r] - BASE
                 if 0 <= token < VOCAB:
