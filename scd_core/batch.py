@@ -28,6 +28,7 @@ from .shell import draw, frames_of, model_path, request_of, stem_of, suffix_of, 
 
 RESULTS, LOCK = "results.jsonl", ".batch.lock"
 SEEDS = 1 << 64
+FILES = ("keep", "mask")  # options that name a file, which may become another one under its name
 OF_THE_RUN = ("model", "dtype", "device")  # options that all rows share
 YES, NO = ("1", "yes", "true", "on", "x"), ("0", "no", "false", "off")
 LONG = ("visits", "accepted_per_pass")  # figures that would make a line of a JSON file endless
@@ -152,8 +153,16 @@ def _row(number, told, common, parser):
         return Row(number, error=str(error))
     # options that nobody set leave no trace, so that pictures outlast a version of the pack that has more of them
     told = {name: value for name, value in vars(args).items() if value != parser.get_default(name) and name != "device"}
+    told |= {f"content of {name}": _digest(told[name]) for name in FILES if name in told}
     key = hashlib.sha256(json.dumps([number, told], sort_keys=True).encode()).hexdigest()[:16]
     return Row(number, args, key=key)
+
+
+def _digest(path):
+    """Of a file's content; None where it cannot be read, which drawing will tell."""
+    with suppress(OSError):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return None
 
 
 def _option(name, cell, parser):

@@ -7,12 +7,14 @@ import torch
 from .bank import token_places
 from .drafting import keeps_frame_laws
 from .memory import RECORDS
+from .ring import Ring
 from .window import LENGTHS, NODES
 
 FLOAT = 4
 GB = 1 << 30
 SPARE = 0.75  # of what did not fit: an estimate that was wrong once is not trusted again
-LAWS = 9  # fp32 numbers an entry of the law: itself, the draft's law, noise, sorting; measured 5 to 10 by method
+LAWS = 7  # fp32 numbers an entry of the law: itself, sorting; with the rings measured 5 to 10 by method
+RINGS = 2  # the drafts' laws and the noise
 
 
 def weight_bytes(refs, dtype=None, keep_fp8=False):
@@ -44,7 +46,8 @@ def sampler_bytes(cfg, item_size, plan, prompt, streams, batch, window, nodes=0)
     cache = cache_bytes(cfg, nodes + prompt + plan.length, rows, item_size)
     if plan.frames > 1 and keeps_frame_laws(plan):
         cache += batch * plan.frame_stride * plan.vocab * FLOAT  # the previous frame's laws, as drafts start from them
-    laws = rows * window * plan.vocab * item_size + LAWS * batch * window * plan.vocab * FLOAT
+    entries = LAWS * window + RINGS * Ring.roomy(window, plan.length, plan.vocab)
+    laws = rows * window * plan.vocab * item_size + entries * batch * plan.vocab * FLOAT
     if nodes:
         laws += batch * (token_places(plan.vocab) + window) * plan.vocab * FLOAT
     records = batch * window * RECORDS[-1] * 8 * FLOAT

@@ -1,7 +1,7 @@
 """Everything that lives during one decode call and dies with it: tokens, drafts' laws, noise, memory.
 
 Whole numbers (tokens, positions, records) live on the host, where they cost next to nothing; vectors over the
-vocabulary live on the device, in rings as long as the window.
+vocabulary live on the device, in rings as long as the window (longer where that costs little).
 """
 
 from functools import partial

@@ -222,6 +222,15 @@ def test_a_picture_is_there_whole_or_not_at_all(pencil, tmp_path, monkeypatch):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_row_is_drawn_again_when_its_picture_became_another(pencil, tmp_path):
+    path, given = table(tmp_path / "p.csv", ["prompt", "keep"], ["fox", tmp_path / "a.png"]), tmp_path / "a.png"
+    for drawn, content in (1, b"one"), (1, b"one"), (2, b"two"):
+        given.write_bytes(content)
+        assert draw(path, tmp_path / "out") == 0 and len(pencil.asked) == drawn
+    given.unlink()
+    assert draw(path, tmp_path / "out") == 0 and len(pencil.asked) == 3
+
+
 def test_a_folder_takes_one_batch_at_a_time(pencil, capsys, tmp_path):
     path, out = table(tmp_path / "p.csv", ["prompt"], ["fox"]), tmp_path / "out"
     with batch.alone(out):
