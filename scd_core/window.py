@@ -20,6 +20,7 @@ NODES = (0, 32)  # a tree as long as the window at most; smaller ones than 32 ga
 # only the ratios matter
 COMMITS = {False: (2.2, 3.2, 4.2, 4.6, 4.6, 4.6), True: (3.9, 6.2, 9.6, 14.4, 19.4, 20.9)}
 GAIN = {False: (1.0, 1.24), True: (1.0, 1.07)}  # how many times more with so many nodes
+TREE = 1.6e-3, 1.0e-3  # seconds that a tree's choice adds to a pass on the host: once, and for every sample (measured)
 ROUNDS = 4
 TABLE = {False: 32, True: 64}  # still, clip: without measurement
 ON_ACCELERATOR = {False: 64, True: 128}
@@ -88,7 +89,12 @@ def measure_shape(decoder, family, plan, streams, batch, device, shapes, clock=t
             rates = {n: best[n] / s for n, s in fastest.items()}
             if turn == 0 and rates[rows] < 0.5 * max(rates.values()):
                 break
-    timed = {shape: commits / fastest[sum(shape)] for shape, commits in shapes.items() if sum(shape) in fastest}
+    growing = TREE[0] + TREE[1] * batch
+    timed = {
+        (window, nodes): commits / (fastest[window + nodes] + growing * (nodes > 0))
+        for (window, nodes), commits in shapes.items()
+        if window + nodes in fastest
+    }
     return max(timed, key=timed.get)
 
 

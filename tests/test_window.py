@@ -55,6 +55,8 @@ def shapes(clip, nodes=(0,), longest=LENGTHS[-1]):
         (lambda n: 1.0 if n <= 32 else 9.0, False, (32, 0)),
         (lambda n: 1.0 if n <= 96 else 9.0, False, (64, 32)),
         (lambda n: 1.0 if n <= 64 else 9.0, True, (64, 0)),
+        (lambda n: 0.1 if n <= 96 else 9.0, False, (64, 32)),  # a tree's own time is little beside such a pass
+        (lambda n: 0.01 if n <= 96 else 9.0, False, (64, 0)),  # and too much beside this one
     ],
 )
 def test_most_commits_a_second(monkeypatch, seconds, clip, want):
