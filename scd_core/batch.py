@@ -230,14 +230,13 @@ class Summary:
 
 
 class Results:
-    """The folder of a batch: pictures, and a line about each in `RESULTS`.
+    """The folder of a batch (see `alone`): pictures, and a line about each in `RESULTS`.
 
     Lines of failed rows, of pictures that are gone and a last line that was cut off are dropped on opening.
     """
 
     def __init__(self, folder):
         self.folder, self.path = Path(folder), Path(folder) / RESULTS
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.done = {}  # {key: samples that are there}
         for left in self.folder.glob(f".*{PART}.*"):
             left.unlink()
@@ -341,7 +340,7 @@ def run(args, parser, tell=lambda done, total, failed: None):
 
 @contextmanager
 def alone(folder):
-    """While a batch writes into a folder no other one does: each would take the other's files for leftovers."""
+    """Make the folder and keep other batches out of it: each would take the other's files for leftovers."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     lock = FileLock(Path(folder) / LOCK, timeout=0)
     try:

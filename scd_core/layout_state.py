@@ -62,7 +62,8 @@ class LineRing(Ring):
         self._number(count)
 
     def _number(self, count):
-        self.count, self.capacity, self._asked = count, count * self.span, (None, None, None)
+        self._resize(count * self.span)
+        self.count = count
         self.fold = self.lines.line % count * self.span + self.lines.offset % self.span
 
     def _fold(self, positions):

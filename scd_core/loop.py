@@ -285,6 +285,7 @@ class Run:
             f"{sample.sample + 1}, computing in {dtype}: load the model with weight dtype bf16 or fp32"
         )
 
+
 def to_host(tensors):
     """Whole numbers and bools of one shape -> int64 array [len(tensors), ...]: the pass's one host synchronisation."""
     if tensors[0].device.type == "cpu":

@@ -14,8 +14,11 @@ class Ring:
 
     def __init__(self, batch, capacity, width, device, fill=0.0):
         self.store = torch.full((batch, capacity + 1, width), fill, device=device)
+        self._resize(capacity)
+
+    def _resize(self, capacity):
         self.capacity = capacity
-        self._asked = None, None, None
+        self._asked = None, None, None  # positions, and where they are
 
     @staticmethod
     def roomy(least, length, width):
